@@ -1,0 +1,1 @@
+"""The models behind the service; no BentoML and no HTTP in here."""
