@@ -172,14 +172,12 @@ def _cost(outcomes: Sequence[Outcome]) -> Metrics:
     total = len(outcomes)
     extractions = [o.extraction for o in outcomes]
     seconds = [o.seconds for o in outcomes if o.seconds is not None]
-    invalid = sum(e.invalid for e in extractions)
-    lines = invalid + sum(len(e.candidates) + len(e.dropped) for e in extractions)
     written = sum(e.completion_tokens for e in extractions)
     return {
         "tokens_per_window": _ratio(written + sum(e.prompt_tokens for e in extractions), total),
         "completion_tokens_per_window": _ratio(written, total),
         "seconds_per_window": _ratio(sum(seconds), len(seconds)),
-        "invalid": _ratio(invalid, lines) if lines else 0.0,
+        "invalid": float(sum(e.invalid for e in extractions)),
         "truncated": _ratio(sum(e.truncated for e in extractions), total),
         "windows": float(total),
     }
@@ -188,8 +186,8 @@ def _cost(outcomes: Sequence[Outcome]) -> Metrics:
 def figures(outcomes: Sequence[Outcome]) -> Metrics:
     """Every figure of the extraction benchmark over some windows.
 
-    `invalid` is the share of written lines that are no candidate, `truncated` the share of
-    windows cut off by the token limit; literal_exactness counts matched gold that has literals.
+    `invalid` is how many written lines are no candidate, `truncated` the share of windows cut
+    off by the token limit; literal_exactness counts matched gold that has literals.
     """
     return {**_selection(outcomes), **_content(outcomes), **_refusal(outcomes),
             **_scores(outcomes), **_cost(outcomes)}

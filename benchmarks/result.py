@@ -146,7 +146,7 @@ def make_meta(
 
     Args:
         command: Module of the benchmark.
-        options: Resolved options; paths are cut to their names.
+        options: Resolved options; paths inside the working directory are made relative to it.
         started: `time.perf_counter()` when the run began.
         data: Files that were read.
         artifacts: Digest of each model by role.
@@ -164,7 +164,8 @@ def make_meta(
 
 def _short(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, Path):
-        return value.name
+        inside = value.is_absolute() and value.is_relative_to(Path.cwd())
+        return str(value.relative_to(Path.cwd()) if inside else value)
     if isinstance(value, (list, tuple)):
         return [_short(item) for item in value]
     return value

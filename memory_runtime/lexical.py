@@ -1,7 +1,8 @@
 """Words for search in both languages, and an exact BM25 over texts held in memory.
 
 Text is NFKC-normalised and case-folded; Chinese runs give bigrams (and single characters, so that
-a one-character query finds something), Latin text gives words with light stemming, and such as svc-a71 are found whole and by their parts.
+a one-character query finds something), Latin text gives words with light stemming, and
+codes such as svc-a71 are found whole and by their parts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,6 @@ _PIECE = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_./'’@][^\W_{_CJK}]+)*")
 _PART = re.compile(r"[^\W\d_]+|\d+")
 _SEPARATOR = re.compile(r"[-_./@]")
 
-STOP_WORDS = frozenset(
-    "a an the of to in on at for with from by and or is are was were be been am do does did i my "
-    "me you your we our us it its this that these those what which who whom when where why how "
-    "he she they his her their them has have had will would can could should there about as so "
-    "if not no".split())
 STOP_CHARS = frozenset("的了是我你他她它们在有和与就都也吗呢吧啊哪什么怎样这那个之把被给对请问")
 
 
@@ -58,6 +54,14 @@ def stem(word: str) -> str:
             word = word[:-1] if doubled else word
             break
     return word.rstrip("e") if len(word) > 3 else word
+
+
+STOP_WORDS = frozenset(stem(word) for word in (
+    "a an the of to in on at for with from by and or is are was were be been am do does did i my "
+    "me you your we our us it its this that these those what which who whom when where why how "
+    "he she they his her their them has have had will would can could should there about as so "
+    "if not no").split())
+"""Stemmed, since terms are."""
 
 
 def _latin_terms(piece: str) -> list[str]:

@@ -59,8 +59,8 @@ class WindowLimits:
 
 
 def _features(text: str) -> set[str]:
-    """Latin words and CJK bigrams: enough to see whether two turns speak of the same."""
-    words = {w.lower() for w in re.findall(rf"[^\W_{_CJK}]{{3,}}", text)}
+    """Latin words of four letters and more and CJK bigrams: what two turns may have in common."""
+    words = {w.lower() for w in re.findall(rf"[^\W_{_CJK}]{{4,}}", text)}
     runs = re.findall(rf"[{_CJK}]+", text)
     return words | {run[i : i + 2] for run in runs for i in range(len(run) - 1)}
 

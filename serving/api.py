@@ -23,6 +23,7 @@ from memory_runtime.errors import ArtifactError, SchemaError
 from memory_runtime.ground import ground
 from memory_runtime.models import Extraction
 from memory_runtime.schema import Candidate, Window, clean_text
+from memory_runtime.windows import estimate_tokens
 from serving.batcher import Overloaded
 from serving.config import ServingConfig
 from serving.engine_pool import EnginePool
@@ -323,7 +324,8 @@ def _add_rerank_routes(app: FastAPI, pool: EnginePool, config: ServingConfig) ->
     async def rerank(body: RerankBody, request: Request) -> JSONResponse:
         documents, order = await ranked(body, request)
         shown = documents if body.return_documents in (None, True) else None
-        return JSONResponse(_rerank_json(order, shown))
+        return JSONResponse(_rerank_json(order, shown) | {
+            "usage": _usage([text for d in documents for text in (body.query, d)])})
 
     @app.post("/v2/rerank")
     async def rerank_v2(body: RerankBody, request: Request) -> JSONResponse:
@@ -369,7 +371,13 @@ def _add_embedding_routes(app: FastAPI, pool: EnginePool, config: ServingConfig)
         rows = [{"object": "embedding", "index": n, "embedding": write(vector)}
                 for n, vector in enumerate(vectors)]
         return JSONResponse({"object": "list", "model": "embedder", "data": rows,
-                             "usage": {"prompt_tokens": 0, "total_tokens": 0}})
+                             "usage": _usage(texts)})
+
+
+def _usage(texts: list[str]) -> dict[str, int]:
+    """About how many tokens; the models count in another thread."""
+    tokens = sum(map(estimate_tokens, texts))
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def _base64(vector: Any) -> str:  # noqa: ANN401

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memory_runtime.errors import ArtifactError, BartlettError, SchemaError
 from memory_runtime.models import Extraction
@@ -22,12 +22,17 @@ from memory_runtime.schema import Window
 from serving.artifact import open_artifact
 from serving.window_file import read_gold, read_windows
 
+if TYPE_CHECKING:
+    from serving.engine.extractor import Extractor
+
 BASES = Path("artifacts/bases")
 DEFAULT_BASE = BASES / "Qwen2.5-Coder-0.5B-Instruct"
 
 
-def result_row(window: Window, extraction: Extraction, *, seconds: float) -> dict[str, Any]:
-    """One line of OUT."""
+def result_row(
+    window: Window, extraction: Extraction, *, seconds: float, by: str
+) -> dict[str, Any]:
+    """One line of OUT; `by` names the mode and the weights."""
     return {
         "id": window.id,
         "candidates": [candidate.to_json() for candidate in extraction.candidates],
@@ -38,26 +43,31 @@ def result_row(window: Window, extraction: Extraction, *, seconds: float) -> dic
         "invalid": extraction.invalid,
         "truncated": extraction.truncated,
         "seconds": round(seconds, 4),
+        "by": by,
     }
 
 
-def done_ids(path: Path) -> set[str]:
+def done_ids(path: Path, *, by: str) -> set[str]:
     """Ids with a whole line in OUT; a line cut off by an interruption is removed.
 
     Raises:
-        SchemaError: A line that is no result stands in the middle: OUT is another kind of file.
+        SchemaError: A line that is no result stands in the middle, or another model wrote one.
     """
     if not path.exists():
         return set()
     lines = path.read_text(encoding="utf-8").split("\n")
     whole, rest = lines[:-1], lines[-1]
     try:
-        ids = {json.loads(line)["id"] for line in whole}
+        written = {row["id"]: row["by"] for row in map(json.loads, whole)}
     except (ValueError, KeyError, TypeError) as error:
         raise SchemaError(f"{path} is no rollout ({error!r}); give another OUT") from error
+    others = sorted(set(written.values()) - {by})
+    if others:
+        raise SchemaError(f"{path} was written by {others}, now it would be {by!r}; "
+                          "remove it or give another OUT")
     if rest:
         path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
-    return ids
+    return set(written)
 
 
 def in_chunks(windows: Sequence[Window], size: int) -> Iterator[list[Window]]:
@@ -76,6 +86,14 @@ def base_of(artifact: Path | None, base: Path | None) -> Path:
         return DEFAULT_BASE
     name = Path(open_artifact(artifact).manifest["base"]["name"]).name
     return BASES / name
+
+
+def author(extractor: Extractor) -> str:
+    """What wrote a result: the mode, and the adapter's digest (not the calibration's)."""
+    if extractor.artifact is None:
+        return extractor.mode
+    weights = extractor.artifact.manifest["files"][extractor.artifact.weights_path.name]
+    return f"{extractor.mode}:{weights[:12]}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -114,7 +132,8 @@ def run(options: argparse.Namespace) -> int:
     )
     windows = read_windows(options.windows)[: options.limit]
     extractor = _extractor(options)
-    done = done_ids(options.out)
+    by = author(extractor)
+    done = done_ids(options.out, by=by)
     todo = [window for window in windows if window.id not in done]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -127,14 +146,14 @@ def run(options: argparse.Namespace) -> int:
             results = extractor.extract(chunk)
             seconds = (time.perf_counter() - start) / len(chunk)
             for window, extraction in zip(chunk, results, strict=True):
-                row = result_row(window, extraction, seconds=seconds)
+                row = result_row(window, extraction, seconds=seconds, by=by)
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
             out.flush()
             progress.advance(task, len(chunk))
     return len(todo)
 
 
-def _extractor(options: argparse.Namespace) -> Any:  # noqa: ANN401
+def _extractor(options: argparse.Namespace) -> Extractor:
     from serving.engine.extractor import Extractor, Limits
     from serving.engine.loading import load_causal_lm
     path = None if options.artifact == "-" else Path(options.artifact)

@@ -139,7 +139,9 @@ class RerankerData:
     negatives: int = bounded(7, 1, 63)
     "Negatives per query."
     max_pair_tokens: int = bounded(192, 16, 512)
-    "Longer documents are cut at the end."
+    "Longer pairs are cut, the longer side first."
+    calibration_groups: int = bounded(120, 10, 10**6)
+    "Groups that calibrate, at most; half of them in either language."
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ class RerankerOptim:
     "Gradient clipping."
     listwise_weight: float = bounded(0.5, 0.0, 10.0)
     "Weight of the softmax over a query's documents beside the pointwise loss."
+    positive_weight: float = bounded(0.0, 0.0, 1000.0)
+    "Pointwise weight of an answer beside a negative; 0 = the number of negatives."
 
 
 @dataclass(frozen=True)

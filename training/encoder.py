@@ -25,6 +25,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PrinterCallback,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -327,7 +328,7 @@ def train(config: EncoderConfig) -> Path:
         train_dataset=packs,
         data_collator=lambda items: items[0],
         callbacks=[ProgressCallback("encoder"), MetricsCallback(run.directory / "metrics.jsonl")])
-    trainer.pop_callback("PrinterCallback")
+    trainer.pop_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=checkpoint)
     save_artifact(model, tokenizer, config, base_dir, run, max_steps, report)
     return Path(config.artifact_dir)
@@ -351,6 +352,7 @@ def main() -> None:
     parser.add_argument("config", help="YAML file, for example configs/encoder_cpu.yaml")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     args = parser.parse_args()
+    runs.quiet_libraries()
     try:
         print(train(load_config(EncoderConfig, args.config, args.overrides)))  # noqa: T201
     except BartlettError as error:

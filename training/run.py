@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from memory_runtime.errors import ArtifactError, ConfigError
 from memory_runtime.schema import SCHEMA_VERSION
@@ -27,6 +29,12 @@ def log(message: str) -> None:
     """One line for the person who watches."""
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
+
+
+def quiet_libraries() -> None:
+    """Keep the bars and the deprecation notes of libraries out of a run's log."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    transformers_logging.disable_progress_bar()
 
 
 def sha256_file(path: Path) -> str:

@@ -30,13 +30,27 @@ class KeyValues:
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Put new tokens behind the written ones; returns all of them, as views."""
         if layer == len(self.keys):
-            shape = (key.shape[0], key.shape[1], self.capacity, key.shape[3])
-            self.keys.append(key.new_empty(shape))
-            self.values.append(value.new_empty(shape))
+            self._allocate(key, key.shape[0])
         end = self.length + key.shape[2]
         self.keys[layer][:, :, self.length : end] = key
         self.values[layer][:, :, self.length : end] = value
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def _allocate(self, like: Tensor, num_rows: int) -> None:
+        # Zeros, since places that nobody sees still meet a weight of 0 in a product.
+        shape = (num_rows, like.shape[1], self.capacity, like.shape[3])
+        self.keys.append(like.new_zeros(shape))
+        self.values.append(like.new_zeros(shape))
+
+    def place(self, part: KeyValues, rows: Tensor, *, num_rows: int, end: int) -> None:
+        """Copy some rows, [n], of `num_rows` in from another buffer, so that they stop at `end`."""
+        for layer, key in enumerate(part.keys):
+            if layer == len(self.keys):
+                self._allocate(key, num_rows)
+            keys, values = part.read(layer)
+            self.keys[layer][rows, :, end - part.length : end] = keys
+            self.values[layer][rows, :, end - part.length : end] = values
+        self.length = end
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """What is written, as views."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from memory_runtime.errors import ArtifactError
-from serving.engine.loading import pick_device, pick_dtype
+from serving.engine.loading import pick_device, pick_dtype, quietly
 from serving.engine.packing import plan_batches
 
 MAX_TEXT_TOKENS = 512
@@ -87,8 +87,10 @@ def load_embedder(
     base, where = Path(base), pick_device(device)
     if not (base / "config.json").is_file():
         raise ArtifactError(f"no base at {base}: config.json is missing; run `make setup`")
-    model = AutoModel.from_pretrained(
-        base, dtype=pick_dtype(dtype, where), attn_implementation="sdpa", local_files_only=True)
+    with quietly():
+        model = AutoModel.from_pretrained(
+            base, dtype=pick_dtype(dtype, where), attn_implementation="sdpa",
+            local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     return TextEmbedder(
         model.to(where).eval().requires_grad_(False), tokenizer, max_batch_tokens)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from memory_runtime.errors import ArtifactError
 from serving.artifact import PEFT_PREFIX, Artifact, lora_modules
@@ -53,6 +56,21 @@ def _cpu_has_bf16() -> bool:
     lines = (line for line in info.read_text().splitlines() if line.startswith("flags"))
     flags = set(next(lines, "").split())
     return bool(flags & {"avx512_bf16", "amx_bf16"})
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the progress bars and the report of heads that the adapter is about to fill."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +114,9 @@ def load_causal_lm(
     if not (base / "config.json").is_file():
         raise ArtifactError(f"no base at {base}: config.json is missing; run `make setup`")
     kind = pick_dtype(dtype, where)
-    model = AutoModelForCausalLM.from_pretrained(
-        base, dtype=kind, attn_implementation=register_attention(), local_files_only=True)
+    with quietly():
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=kind, attn_implementation=register_attention(), local_files_only=True)
     if artifact is not None:
         merge_adapter(model, artifact)
     model = model.to(where).eval().requires_grad_(False)

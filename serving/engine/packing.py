@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 
 def plan_batches(
-    lengths: Sequence[int], *, max_tokens: int, max_rows: int | None = None
+    lengths: Sequence[int], *, max_tokens: int, max_rows: int | None = None,
+    max_padding: float | None = None,
 ) -> Iterator[list[int]]:
     """Group items so that longest × rows stays within a budget; similar lengths go together.
 
@@ -14,16 +15,20 @@ def plan_batches(
         lengths: Tokens of each item.
         max_tokens: Most tokens of a batch, padding included; an item above it goes alone.
         max_rows: Most items of a batch.
+        max_padding: Most padded tokens per real one.
 
     Yields:
         Indices into `lengths`, ascending by length; every index once.
     """
     batch: list[int] = []
+    used = 0
     for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        full = max_rows is not None and len(batch) >= max_rows
-        if batch and (full or lengths[index] * (len(batch) + 1) > max_tokens):
+        padded, used = lengths[index] * (len(batch) + 1), used + lengths[index]
+        is_full = max_rows is not None and len(batch) >= max_rows
+        is_loose = max_padding is not None and padded > max_padding * used
+        if batch and (is_full or is_loose or padded > max_tokens):
             yield batch
-            batch = []
+            batch, used = [], lengths[index]
         batch.append(index)
     if batch:
         yield batch

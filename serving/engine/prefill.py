@@ -11,12 +11,18 @@ from torch import Tensor
 
 from serving.engine.attention import KeyValues, Past
 from serving.engine.loading import LoadedLM
-from serving.engine.packing import common_prefix
+from serving.engine.packing import common_prefix, plan_batches
 
 MIN_PREFIX = 16
 """A shorter common beginning is not worth a pass of its own."""
 
 KEPT_PREFIXES = 2
+
+MAX_PASS_TOKENS = 4096
+"""Most tokens of one pass over prompts, padding included."""
+
+MAX_PADDING = 1.1
+"""Most padded tokens per real one in such a pass."""
 
 
 @dataclass(slots=True)
@@ -75,18 +81,36 @@ class Prefiller:
         shared = self._num_shared(prompts, probe)
         prefix = self._prefix(tuple(prompts[0][:shared])) if shared >= MIN_PREFIX else None
         start = prefix.length if prefix is not None else 0
-        ids, pads = self._pad([list(prompt[start:]) for prompt in prompts])
+        suffixes = [list(prompt[start:]) for prompt in prompts]
+        lengths = [len(suffix) for suffix in suffixes]
+        longest = max(lengths)
+        rows = KeyValues(longest + room)
+        last: list[Tensor] = [torch.empty(0)] * len(prompts)
+        # Decoding wants all rows at once, but a pass over prompts of unlike length is mostly
+        # padding, and a processor is busy with a few hundred tokens.
+        for group in plan_batches(lengths, max_tokens=MAX_PASS_TOKENS, max_padding=MAX_PADDING):
+            part, hidden = self._pass([suffixes[n] for n in group], prefix)
+            at = torch.tensor(group, device=self._lm.device)
+            rows.place(part, at, num_rows=len(prompts), end=longest)
+            for n, state in zip(group, hidden, strict=True):
+                last[n] = state
+        pads = torch.tensor([longest - n for n in lengths], device=self._lm.device)
+        return PromptState(rows, pads, longest, prefix, torch.stack(last))
+
+    def _pass(self, rows: list[list[int]], prefix: KeyValues | None) -> tuple[KeyValues, Tensor]:
+        """One forward pass: keys and values of the left-padded rows, last hidden states [n, D]."""
+        ids, pads = self._pad(rows)
         length = ids.shape[1]
+        start = prefix.length if prefix is not None else 0
         places = torch.arange(length, device=self._lm.device)
         causal = places[:, None] >= places[None]
         # A padding token sees itself: a row that sees nothing would be NaN, also where unread.
         seen = (places >= pads[:, None])[:, None] | torch.eye(
             length, dtype=torch.bool, device=self._lm.device)
-        rows = KeyValues(length + room)
-        hidden = run_model(
-            self._lm, ids, (start + places - pads[:, None]).clamp_min(0),
-            Past(rows, causal & seen, prefix))
-        return PromptState(rows, pads, length, prefix, hidden[:, -1])
+        kept = KeyValues(length)
+        positions = (start + places - pads[:, None]).clamp_min(0)
+        hidden = run_model(self._lm, ids, positions, Past(kept, causal & seen, prefix))
+        return kept, hidden[:, -1]
 
     @staticmethod
     def _num_shared(prompts: Sequence[Sequence[int]], probe: Sequence[int] | None) -> int:

@@ -19,7 +19,7 @@ from memory_runtime.prompt import NUM_DIGITS, WireLine
 from serving.engine.attention import Past
 from serving.engine.loading import LoadedLM
 from serving.engine.packing import plan_batches
-from serving.engine.prefill import PromptState, run_model
+from serving.engine.prefill import MAX_PADDING, PromptState, run_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def score_branches(
     scores = [np.zeros((len(row), NUM_DIGITS)) for row in branches]
     lengths = [sum(len(branch.ids) for branch in row) for row in branches]
     used = [n for n, length in enumerate(lengths) if length]
-    for batch in plan_batches([lengths[n] for n in used], max_tokens=max_tokens):
+    for batch in plan_batches([lengths[n] for n in used], max_tokens=max_tokens,
+                              max_padding=MAX_PADDING):
         rows = [used[n] for n in batch]
         values = _score_rows(lm, state, rows, [branches[n] for n in rows])
         start = 0

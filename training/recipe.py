@@ -1,0 +1,179 @@
+"""`make train`: every step from data to gate, over files; goes on where it was stopped.
+
+A step is skipped when its outputs are there and were made by the same command from the same
+inputs. The steps are commands of their own, so that each can be run by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from training.config import EncoderConfig, RerankerConfig, load_config
+from training.run import log, read_json, sha256_file, write_json
+
+WINDOWS_DEV = ("data/authored/windows_dev_zh.jsonl", "data/authored/windows_dev_en.jsonl")
+EXTERNAL = Path("external_data")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes:
+        name: For the log and the stamp.
+        command: Arguments of this interpreter.
+        inputs: Files and directories that it reads.
+        outputs: What it makes.
+        resumes: It continues its own half-made outputs; else they are removed before it starts.
+        verdict: Its exit status is the verdict of the whole recipe, not a breakdown.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    inputs: tuple[Path, ...]
+    outputs: tuple[Path, ...]
+    resumes: bool = False
+    verdict: bool = False
+    ignore: frozenset[str] = field(default_factory=frozenset)
+
+
+def fingerprint(step: Step) -> str:
+    """Digest of the command and of everything that it reads."""
+    digest = hashlib.sha256("\x00".join(step.command).encode())
+    for path in step.inputs:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            if file.exists() and file.name not in step.ignore:
+                digest.update(f"{file}\x00{sha256_file(file)}\x00".encode())
+    return digest.hexdigest()
+
+
+def external_marker() -> tuple[Path, ...]:
+    """Corpora that are there; their content is read by `data.build`, which notes their digests."""
+    return tuple(sorted(p for p in EXTERNAL.glob("*/*.jsonl"))) if EXTERNAL.exists() else ()
+
+
+def is_done(step: Step, stamp: Path) -> bool:
+    """Whether a step's outputs are there and current."""
+    return (stamp.exists() and all(path.exists() for path in step.outputs)
+            and read_json(stamp).get("fingerprint") == fingerprint(step))
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """Delete files and directories that may not be there."""
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def run_step(step: Step, stamps: Path) -> int:
+    """Run one step unless it is done; returns its exit status."""
+    stamp = stamps / f"{step.name}.json"
+    if is_done(step, stamp):
+        log(f"[{step.name}] up to date")
+        return 0
+    started_from = stamps / f"{step.name}.started"
+    current = fingerprint(step)
+    same = started_from.exists() and started_from.read_text() == current
+    if not (step.resumes and same):
+        remove(step.outputs)
+    stamps.mkdir(parents=True, exist_ok=True)
+    started_from.write_text(current)
+    log(f"[{step.name}] python -m {' '.join(step.command)}")
+    started = time.monotonic()
+    status = subprocess.run([sys.executable, "-m", *step.command], check=False).returncode
+    seconds = round(time.monotonic() - started, 1)
+    if status == 0:
+        write_json(stamp, {"fingerprint": current, "seconds": seconds})
+        started_from.unlink()
+        log(f"[{step.name}] done in {seconds} s")
+    return status
+
+
+def steps(encoder_yaml: str, reranker_yaml: str) -> list[Step]:
+    """The recipe for a pair of configurations."""
+    encoder = load_config(EncoderConfig, encoder_yaml)
+    reranker = load_config(RerankerConfig, reranker_yaml)
+    out = Path(encoder.run_dir).parent / "reports"
+    encoder_dir, reranker_dir = Path(encoder.artifact_dir), Path(reranker.artifact_dir)
+    built = Path("data/built")
+    rollout = Path(encoder.run_dir) / "rollout_calibration.jsonl"
+    dev = tuple(arg for path in WINDOWS_DEV for arg in ("--windows", path))
+    dev_inputs = tuple(map(Path, WINDOWS_DEV))
+    few = ("--few-shot", "configs/few_shot.jsonl")
+    limit = ("--limit", "12") if not torch.cuda.is_available() else ()
+    questions = ("--limit", "120") if not torch.cuda.is_available() else ()
+    # Calibration rewrites two files of the artifact; they do not make an adapter a new one.
+    weights = (encoder_dir / "adapter_model.safetensors",)
+    made = [
+        Step("data", ("data.build", "configs/data.yaml"),
+             (Path("configs/data.yaml"), Path("data/authored"), Path("data/sources.py"),
+              Path("data/pairs.py"), Path("data/build.py"), *external_marker()),
+             (built / "manifest.json",)),
+        Step("encoder", ("training.encoder", encoder_yaml),
+             (Path(encoder_yaml), built / "windows_train.jsonl"), (encoder_dir,), resumes=True),
+        Step("rollout", ("serving.rollout", str(encoder_dir), encoder.data.calibration,
+                         str(rollout)),
+             (*weights, Path(encoder.data.calibration)), (rollout,), resumes=True),
+        Step("calibrate", ("training.calibrate", "encoder", str(encoder_dir), "--rollout",
+                           str(rollout), "--windows", encoder.data.calibration),
+             (rollout,), (encoder_dir / "calibration.json",), resumes=True),
+        Step("reranker", ("training.reranker", reranker_yaml),
+             (Path(reranker_yaml), built / "pairs_train.jsonl", built / "pairs_calibration.jsonl"),
+             (reranker_dir,), resumes=True),
+        Step("extraction_prompt", ("benchmarks.extraction", *dev, "--encoder", "prompt", *few,
+                                   *limit, "--json", str(out / "extraction_prompt.json")),
+             (*dev_inputs, Path("configs/few_shot.jsonl")), (out / "extraction_prompt.json",)),
+        Step("extraction_tuned", ("benchmarks.extraction", *dev, "--encoder", "tuned",
+                                  "--artifact", str(encoder_dir), *limit,
+                                  "--json", str(out / "extraction_tuned.json")),
+             (*dev_inputs, encoder_dir), (out / "extraction_tuned.json",)),
+    ]
+    if EXTERNAL.exists():
+        made.append(Step(
+            "recall", ("benchmarks.recall", "--data", str(EXTERNAL / "dev"), "--sets",
+                       "locomo,memsim", "--arms", "bm25,rrf,ours", "--artifact",
+                       str(reranker_dir), *questions, "--json", str(out / "recall.json")),
+            (reranker_dir,), (out / "recall.json",)))
+    made.append(Step("gate", ("training.evaluate", "configs/gate.yaml", "--reports", str(out),
+                              "--encoder", str(encoder_dir), "--reranker", str(reranker_dir)),
+                     (out, Path("configs/gate.yaml")), (encoder_dir / "eval.json",), verdict=True))
+    return made
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    profile = "" if torch.cuda.is_available() else "_cpu"
+    parser.add_argument("--encoder", default=f"configs/encoder{profile}.yaml")
+    parser.add_argument("--reranker", default=f"configs/reranker{profile}.yaml")
+    parser.add_argument("--from", dest="first", help="name of the step to begin with")
+    args = parser.parse_args()
+    made = steps(args.encoder, args.reranker)
+    names = [step.name for step in made]
+    if args.first and args.first not in names:
+        raise SystemExit(f"error: --from: no step {args.first!r}; there are {names}")
+    if not EXTERNAL.exists():
+        log(f"{EXTERNAL}/ is not there: public corpora and the recall report are skipped")
+    started = time.monotonic()
+    for step in made[names.index(args.first) if args.first else 0 :]:
+        status = run_step(step, Path("runs/recipe"))
+        if status:
+            raise SystemExit(status if step.verdict else f"error: step {step.name} failed")
+    log(f"make train: {(time.monotonic() - started) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()
