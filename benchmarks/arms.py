@@ -1,12 +1,13 @@
 """The rankings that recall is compared over, from plain BM25 to an untuned cross-encoder.
 
-An arm builds its index of a pool untimed and then ranks one question at a time, the query's
-embedding included. Vectors of documents are made once per text and shared by all arms.
+An arm builds its index of a pool untimed and then ranks one question at a time. Vectors are made
+once per text and shared by all arms; what embedding a query alone costs is measured apart.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -28,7 +29,10 @@ DEPTH = 20
 """Results that are looked at, and candidates that a cross-encoder may put into order."""
 
 RRF_K = 60
+NUM_TIMED = 25
 EMBED_BATCH = 256
+
+Kind = Literal["query", "passage"]
 
 
 class Arm(Protocol):
@@ -42,39 +46,53 @@ class Arm(Protocol):
 
 
 class CachedEmbedder:
-    """An embedder that keeps the vectors of documents; queries are embedded every time."""
+    """An embedder that makes every vector once, in batches of texts of like length.
+
+    Attributes:
+        query_ms: Median time of one query alone, measured on a sample; a search that finds its
+            query here is charged this much.
+    """
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._vectors: dict[tuple[str, str], NDArray[np.float32]] = {}
         # The product embeds from worker threads; the model takes one call at a time.
         self._lock = threading.Lock()
+        self.query_ms = 0.0
 
-    def warm(self, texts: Iterable[str], *, label: str) -> None:
-        """Embed texts not seen before, in batches of like length, with a progress bar."""
-        new = sorted({text for text in texts if text not in self._vectors}, key=len)
+    def warm(self, texts: Iterable[str], *, kind: Kind, label: str) -> None:
+        """Embed texts not seen before, with a progress bar."""
+        new = sorted({text for text in texts if (kind, text) not in self._vectors}, key=len)
         with progress_bar() as bar:
             task = bar.add_task(f"embedding {label}", total=len(new))
             for start in range(0, len(new), EMBED_BATCH):
                 batch = new[start : start + EMBED_BATCH]
-                self._keep(batch)
+                self._keep(batch, kind)
                 bar.advance(task, len(batch))
 
-    def _keep(self, texts: Sequence[str]) -> None:
-        vectors = self._embedder.embed(texts, kind="passage")
-        self._vectors.update(zip(texts, vectors, strict=True))
+    def time_queries(self, queries: Sequence[str]) -> None:
+        """Measure `query_ms` on up to 25 queries, one at a time."""
+        step = max(1, len(queries) // NUM_TIMED)
+        times = []
+        for query in queries[::step][:NUM_TIMED]:
+            start = time.perf_counter()
+            self._embedder.embed([query], kind="query")
+            times.append(1000 * (time.perf_counter() - start))
+        self.query_ms = float(np.median(times)) if times else 0.0
 
-    def embed(
-        self, texts: Sequence[str], *, kind: Literal["query", "passage"]
-    ) -> NDArray[np.float32]:
+    def _keep(self, texts: Sequence[str], kind: Kind) -> None:
+        vectors = self._embedder.embed(texts, kind=kind)
+        self._vectors.update(((kind, text), v) for text, v in zip(texts, vectors, strict=True))
+
+    def embed(self, texts: Sequence[str], *, kind: Kind) -> NDArray[np.float32]:
         """Unit vectors, [N, D] float32, in order."""
         with self._lock:
-            if kind == "query" or not texts:
+            new = list(dict.fromkeys(t for t in texts if (kind, t) not in self._vectors))
+            if not texts:
                 return self._embedder.embed(texts, kind=kind)
-            new = list(dict.fromkeys(text for text in texts if text not in self._vectors))
             if new:
-                self._keep(new)
-            return np.stack([self._vectors[text] for text in texts])
+                self._keep(new, kind)
+            return np.stack([self._vectors[kind, text] for text in texts])
 
 
 class Bm25Arm:

@@ -13,7 +13,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Finding:
         arm: Which arm.
         ranks: Place of each piece of evidence from 1; None where it was not returned.
         tokens: Of the first five results.
-        ms: Time of the search, query embedding included.
+        ms: Time of the search, what embedding the query alone costs included.
     """
 
     question: Question
@@ -116,13 +116,22 @@ def item(name: str, finding: Finding) -> dict[str, Any]:
 # --- running ---
 
 
-def run_arm(name: str, arm: Arm, questions: Iterable[Question], *, label: str, total: int
-            ) -> list[Finding]:
-    """Ask every question; a pool is indexed again only when it is another one."""
+def run_arm(
+    name: str, arm: Arm, questions: Sequence[Question], *, label: str, extra_ms: float = 0.0
+) -> list[Finding]:
+    """Ask every question; a pool is indexed again only when it is another one.
+
+    Args:
+        name: Of the arm.
+        arm: Ranks.
+        questions: In an order that keeps those with one pool together.
+        label: For the progress bar.
+        extra_ms: Added to every search: the query's embedding, which was made before.
+    """
     findings: list[Finding] = []
     pool: tuple[Document, ...] | None = None
     with progress_bar() as bar:
-        task = bar.add_task(label, total=total)
+        task = bar.add_task(label, total=len(questions))
         for question in questions:
             if question.pool is not pool:
                 pool = question.pool
@@ -130,7 +139,7 @@ def run_arm(name: str, arm: Arm, questions: Iterable[Question], *, label: str, t
                 texts = {document.id: document.text for document in pool}
             start = time.perf_counter()
             ranking = arm.rank(question)
-            ms = 1000 * (time.perf_counter() - start)
+            ms = 1000 * (time.perf_counter() - start) + extra_ms
             shown = sum(estimate_tokens(texts[doc]) for doc in ranking[:NUM_SHOWN])
             findings.append(Finding(
                 question, name, ranks_of(question.evidence, ranking[:DEPTH]), shown, ms))
@@ -221,12 +230,16 @@ def _run_set(
 ) -> None:
     embedder, e5, reranker = models
     if embedder is not None:
-        embedder.warm((d.text for q in questions for d in q.pool), label=name)
+        queries = [question.text for question in questions]
+        embedder.warm((d.text for q in questions for d in q.pool), kind="passage", label=name)
+        embedder.warm(queries, kind="query", label=f"{name} questions")
+        embedder.time_queries(queries)
     findings: list[Finding] = []
     for arm_name in arms:
         arm = _make_arm(arm_name, embedder, e5, reranker)
+        extra_ms = embedder.query_ms if embedder is not None and arm_name != "bm25" else 0.0
         findings += run_arm(arm_name, arm, questions, label=f"{name} {arm_name}",
-                            total=len(questions))
+                            extra_ms=extra_ms)
         if isinstance(arm, ProductArm):
             arm.close()
     result.by |= by_group(name, findings)

@@ -1,7 +1,7 @@
 """Settings of the runtime: one frozen dataclass a section, defaults here, YAML on top.
 
-`configs/memory.yaml` shows every key. What an artifact's calibration.json ships (weights, threshold,
-blend) goes over the defaults with `with_calibration`, and a YAML file over both.
+`configs/memory.yaml` shows every key. What an artifact ships in calibration.json goes over the
+defaults with `with_calibration`, and a YAML file over both.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import calendar
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, timedelta
 from typing import Any
 
 from memory_runtime.numerals import ZH_NUMERAL, en_value, fold, zh_value
@@ -39,6 +39,14 @@ def local_day(observed_at: str | None) -> date | None:
     """The day on the speaker's own calendar: the offset in the text counts, not the server's."""
     moment = parse_time(observed_at)
     return moment.date() if moment else None
+
+
+def seconds_of(iso: str | None) -> float:
+    """Seconds since 1970 of an ISO time; one without an offset counts as UTC, none as 1970."""
+    moment = parse_time(iso, field_name="time")
+    if moment is None:
+        return 0.0
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def shift_month(day: date, months: int) -> tuple[int, int]:

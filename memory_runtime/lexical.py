@@ -113,13 +113,13 @@ def overlap(left: set[str], right: set[str]) -> float:
 
 
 class Bm25:
-    """BM25 with exact document frequencies over a list of texts that can grow and shrink.
+    """BM25 with exact document frequencies over a list of texts that can grow, change and shrink.
 
     Args:
         documents: Texts; a document's number is its position in order of adding.
         k1, b: The usual constants; on LoCoMo 0.9 and 0.4 beat 1.2 and 0.75 by 0.03 recall@5.
         unigrams: Index single Chinese characters beside bigrams, at half weight.
-        skip_stop_words: Leave stop words out of queries (LoCoMo recall@5 0.523 -> 0.546).
+        skip_stop_words: Leave stop words out of queries (LoCoMo recall@5 0.523 -> 0.559).
     """
 
     def __init__(
@@ -144,13 +144,17 @@ class Bm25:
         Returns:
             Its number.
         """
-        number, found = self._next, terms(document, unigrams=self.unigrams)
+        number = self._next
         self._next += 1
+        self._put(number, document)
+        return number
+
+    def _put(self, number: int, document: str) -> None:
+        found = terms(document, unigrams=self.unigrams)
         self._documents[number] = tuple(found)
         self._total += len(found)
         for term, count in Counter(found).items():
             self._postings.setdefault(term, {})[number] = count
-        return number
 
     def remove(self, number: int) -> None:
         """Take a document out; its number is not used again."""
@@ -160,6 +164,11 @@ class Bm25:
             del self._postings[term][number]
             if not self._postings[term]:
                 del self._postings[term]
+
+    def replace(self, number: int, document: str) -> None:
+        """Give a document another text."""
+        self.remove(number)
+        self._put(number, document)
 
     def idf(self, term: str) -> float:
         """Robertson's idf, never negative."""
