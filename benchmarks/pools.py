@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,13 @@ def noise_pool(question_id: str, own: Sequence[Document], noise: Sequence[Docume
                ) -> tuple[Document, ...]:
     """A trajectory hidden among noise; the question id alone decides which noise and what order.
 
-    The order is shuffled, or a ranking with ties would favour the trajectory.
+    Noise gets times of the trajectory and the order is shuffled, or a search by time and a ranking
+    with ties would favour the trajectory.
     """
     rng = random.Random(f"memsim:{question_id}")
     drawn = rng.sample(list(noise), min(NUM_NOISE, len(noise)))
-    pool = [*own, *drawn]
+    times = [document.time for document in own]
+    pool = [*own, *(replace(document, time=rng.choice(times)) for document in drawn)]
     rng.shuffle(pool)
     return tuple(pool)
 

@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from benchmarks.models import E5_NAME, load_base_embedder, model_digest
 from benchmarks.pools import Document, Question, read_questions, set_files, set_names
 from benchmarks.product_arm import ProductArm
 from benchmarks.result import Metrics, Result, json_option, make_meta, print_table, progress_bar
+from memory_runtime import MemoryConfig
 from memory_runtime.errors import BartlettError, ConfigError
 from memory_runtime.models import Reranker
 from memory_runtime.windows import estimate_tokens
@@ -140,7 +141,7 @@ def run_arm(
             start = time.perf_counter()
             ranking = arm.rank(question)
             ms = 1000 * (time.perf_counter() - start) + extra_ms
-            shown = sum(estimate_tokens(texts[doc]) for doc in ranking[:NUM_SHOWN])
+            shown = sum(estimate_tokens(texts[doc]) for doc in ranking[:NUM_SHOWN] if doc)
             findings.append(Finding(
                 question, name, ranks_of(question.evidence, ranking[:DEPTH]), shown, ms))
             bar.advance(task)
@@ -174,19 +175,62 @@ def arm_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _make_arm(
-    name: str, embedder: CachedEmbedder | None, e5: Path | None, reranker: Reranker | None
-) -> Arm:
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What the arms need; None where no arm does.
+
+    Attributes:
+        embedder, e5: The base embedder and its directory.
+        reranker: The tuned cross-encoder.
+        config: The product's defaults, over them what the reranker's artifact ships.
+        digests: Which models these are.
+    """
+
+    embedder: CachedEmbedder | None = None
+    e5: Path | None = None
+    reranker: Reranker | None = None
+    config: MemoryConfig = field(default_factory=MemoryConfig)
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+def load_models(
+    names: Sequence[str], asked: dict[str, list[Question]], *, base: Path | None,
+    artifact_dir: Path | None,
+) -> Models:
+    """Load what the arms need.
+
+    Raises:
+        ConfigError: The artifact has learnt from a set.
+        ArtifactError: A base or the artifact is missing or damaged.
+    """
+    if not set(names) - {"bm25"}:
+        return Models()
+    plain, e5 = load_base_embedder(base)
+    embedder, digests = CachedEmbedder(plain), {"embedder": model_digest(e5)}
+    if artifact_dir is None or "ours" not in names:
+        return Models(embedder, e5, digests=digests)
+    artifact = open_artifact(artifact_dir, base=e5)
+    for name, questions in asked.items():
+        refuse_trained(name, questions, artifact.manifest)
+    if "records" not in artifact.manifest:
+        _log.warning("the manifest of %s lists no records: cannot check that the sets are new to "
+                     "it", artifact.name)
+    config = MemoryConfig().with_calibration(reranker=artifact.calibration)
+    return Models(embedder, e5, load_scorer(e5, artifact), config,
+                  digests | {"reranker": artifact.digest})
+
+
+def _make_arm(name: str, models: Models) -> Arm:
     if name == "bm25":
         return Bm25Arm()
-    assert embedder is not None and e5 is not None
+    assert models.embedder is not None and models.e5 is not None
     if name == "dense":
-        return DenseArm(embedder)
+        return DenseArm(models.embedder)
     if name == "rrf":
-        return RrfArm(embedder)
+        return RrfArm(models.embedder)
     if name == "rrf+base":
-        return RerankedArm(embedder, untuned_scorer(e5))
-    return ProductArm(embedder, reranker)
+        return RerankedArm(models.embedder, untuned_scorer(models.e5))
+    return ProductArm(models.embedder, models.reranker, models.config)
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -199,36 +243,21 @@ def run(options: argparse.Namespace) -> Result:
     sets, names = set_names(options.sets), arm_names(options.arms)
     asked = {name: read_questions(options.data, name, limit=options.limit, seed=options.seed)
              for name in sets}
-    digests: dict[str, str] = {}
-    embedder, e5, reranker = None, None, None
-    if set(names) - {"bm25"}:
-        plain, e5 = load_base_embedder(options.base)
-        embedder, digests["embedder"] = CachedEmbedder(plain), model_digest(e5)
-    if options.artifact is not None and "ours" in names:
-        artifact = open_artifact(options.artifact, base=e5)
-        for name, questions in asked.items():
-            refuse_trained(name, questions, artifact.manifest)
-        if "records" not in artifact.manifest:
-            _log.warning("the manifest of %s lists no records: cannot check that the sets are new "
-                         "to it", artifact.name)
-        digests["reranker"] = artifact.digest
-        assert e5 is not None
-        reranker = load_scorer(e5, artifact)
+    models = load_models(names, asked, base=options.base, artifact_dir=options.artifact)
     result = Result()
     for name, questions in asked.items():
-        _run_set(name, questions, names, result, (embedder, e5, reranker))
+        _run_set(name, questions, names, models, result)
     files = [path for name in sets for path in set_files(options.data, name)]
-    result.meta = make_meta("benchmarks.recall", started=started, data=files, artifacts=digests,
-                            options=_options(options, sets, names))
-    result.meta["notes"] = _notes(names, reranker)
+    result.meta = make_meta("benchmarks.recall", started=started, data=files,
+                            artifacts=models.digests, options=_options(options, sets, names))
+    result.meta["notes"] = _notes(names, models)
     return result
 
 
 def _run_set(
-    name: str, questions: list[Question], arms: Sequence[str], result: Result,
-    models: tuple[CachedEmbedder | None, Path | None, Reranker | None],
+    name: str, questions: list[Question], arms: Sequence[str], models: Models, result: Result
 ) -> None:
-    embedder, e5, reranker = models
+    embedder = models.embedder
     if embedder is not None:
         queries = [question.text for question in questions]
         embedder.warm((d.text for q in questions for d in q.pool), kind="passage", label=name)
@@ -236,7 +265,7 @@ def _run_set(
         embedder.time_queries(queries)
     findings: list[Finding] = []
     for arm_name in arms:
-        arm = _make_arm(arm_name, embedder, e5, reranker)
+        arm = _make_arm(arm_name, models)
         extra_ms = embedder.query_ms if embedder is not None and arm_name != "bm25" else 0.0
         findings += run_arm(arm_name, arm, questions, label=f"{name} {arm_name}",
                             extra_ms=extra_ms)
@@ -253,12 +282,12 @@ def _options(
             "artifact": options.artifact, "limit": options.limit, "seed": options.seed}
 
 
-def _notes(names: Sequence[str], reranker: Reranker | None) -> list[str]:
+def _notes(names: Sequence[str], models: Models) -> list[str]:
     notes = []
     if "rrf+base" in names:
         notes.append("rrf+base: a base without a ranking head (e5) has a head from a seed, so its "
                      "order of the first twenty is arbitrary")
-    if "ours" in names and reranker is None:
+    if "ours" in names and models.reranker is None:
         notes.append("ours: without a reranker (no --artifact), so in fused order")
     return notes
 

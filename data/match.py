@@ -27,7 +27,7 @@ THRESHOLD = 0.50
 """Least similarity of a match."""
 
 UNRELATED_COSINE = {"en": 0.79, "zh": 0.87}
-"""Mean cosine of unrelated statements under the base e5; taken off, or nearly everything matches."""
+"""Mean cosine of unrelated statements under the base e5; without it nearly everything matches."""
 
 EMBED_BATCH = 32
 
@@ -86,6 +86,8 @@ class Similarity:
         """Similarities in [0, 1], [len(rows), len(columns)].
 
         Args:
+            rows: Texts.
+            columns: Texts.
             language: `zh` or `en`; says which cosine counts as unrelated.
         """
         if not rows or not columns:
@@ -102,8 +104,8 @@ class Similarity:
 # --- what bars a match whatever the similarity ---
 
 _USER_WORDS = frozenset({
-    "", "user", "the user", "i", "me", "my", "myself", "we", "speaker", "用户", "我", "本人", "我们",
-    "使用者", "客户本人", "用户本人",
+    "", "user", "the user", "i", "me", "my", "myself", "we", "speaker", "用户", "我", "本人",
+    "我们", "使用者", "客户本人", "用户本人",
 })
 _OF_USER = re.compile(r"^(?:the user['’]s|user['’]s|my|用户的?|我的?)\s*(?=\S)")
 

@@ -8,6 +8,7 @@ the work is thrown away.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -151,15 +152,16 @@ class Ingestor:
         embedder: Texts to vectors, or None to store without.
         config: Everything else.
         clock: The time, with an offset.
+        lock: Guards the indexes; held while a window is stored, never while a model runs.
     """
 
     def __init__(
         self, store: Store, indexes: IndexCache, *, encoder: Encoder, embedder: Embedder | None,
-        config: MemoryConfig, clock: Callable[[], datetime],
+        config: MemoryConfig, clock: Callable[[], datetime], lock: threading.RLock,
     ) -> None:
         self._store, self._indexes = store, indexes
         self._encoder, self._embedder = encoder, embedder
-        self._config, self._clock = config, clock
+        self._config, self._clock, self._lock = config, clock, lock
         self._limits = WindowLimits()
 
     def run(self, key: Key, *, everything: bool = False, respect_pause: bool = False) -> Ingested:
@@ -240,7 +242,7 @@ class Ingestor:
         """Admit what a window gave; None when its turns were settled by someone else."""
         stored = 0
         try:
-            with self._store.transaction():
+            with self._lock, self._store.transaction():
                 if not self._store.settle(key, work.ids):
                     return None
                 for arrival in arrivals:
@@ -253,6 +255,7 @@ class Ingestor:
                 self._store.count(key, windows=1, **counts)
         except BaseException:
             # The index may have seen rows of the transaction that was rolled back.
-            self._indexes.drop(key)
+            with self._lock:
+                self._indexes.drop(key)
             raise
         return stored

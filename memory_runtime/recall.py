@@ -196,7 +196,7 @@ def _routes(query: Query, index: ScopeIndex) -> dict[str, list[tuple[int, float]
     return found
 
 
-def _fuse(query: Query, index: ScopeIndex, config: RecallConfig) -> list[Hit]:
+def fuse(query: Query, index: ScopeIndex, config: RecallConfig) -> list[Hit]:
     """Every memory that a route found, in fused order."""
     routes = _routes(query, index)
     ids = {name: [index.rows[n].memory.id for n, _ in found] for name, found in routes.items()}
@@ -218,16 +218,22 @@ def _fuse(query: Query, index: ScopeIndex, config: RecallConfig) -> list[Hit]:
     return hits
 
 
-def blend(probability: float, rank: int, count: int, weight: float) -> float:
-    """Score of a reranked memory.
+def blend(probability: float, fused: float, weight: float) -> float:
+    """Score of a reranked memory; its weight is fitted in training on the same form.
 
     Args:
         probability: Calibrated relevance, in [0, 1].
-        rank: Place in the fused order, from 1.
-        count: How many were reranked.
+        fused: Reciprocal rank sum, stretched to [0, 1] over the pool.
         weight: Share of the probability.
     """
-    return weight * probability + (1 - weight) * (1 - (rank - 1) / max(1, count))
+    return weight * probability + (1 - weight) * fused
+
+
+def _stretched(hits: Sequence[Hit]) -> list[float]:
+    """The fused scores of the pool on [0, 1]."""
+    values = [hit.fused for hit in hits]
+    low, span = min(values), max(values) - min(values)
+    return [(value - low) / span if span else 0.0 for value in values]
 
 
 def _rerank(
@@ -244,8 +250,8 @@ def _rerank(
         logger.warning("reranker failed, recall is in fused order: %r", error)
         return None
     ranked = [
-        replace(hit, relevance=p, score=blend(p, rank, len(hits), config.blend_weight))
-        for rank, (hit, p) in enumerate(zip(hits, probabilities, strict=True), start=1)]
+        replace(hit, relevance=p, score=blend(p, fused, config.blend_weight))
+        for hit, p, fused in zip(hits, probabilities, _stretched(hits), strict=True)]
     return sorted(ranked, key=lambda hit: -hit.score)
 
 
@@ -261,27 +267,34 @@ def _within_budget(hits: Sequence[Hit], top_k: int, budget: int) -> tuple[Hit, .
     return tuple(chosen)
 
 
-def recall(
-    query: Query, index: ScopeIndex, config: RecallConfig, *, reranker: Reranker | None = None,
+def finish(
+    query: Query, fused: Sequence[Hit], config: RecallConfig, *, reranker: Reranker | None = None,
     top_k: int | None = None,
 ) -> Recalled:
-    """Search one scope.
+    """Rerank the head of the fused order and choose; needs the index no more.
 
     Args:
         query: The question.
-        index: The scope, up to date.
+        fused: What `fuse` gave.
         config: Depths and weights.
         reranker: Without one the fused order stands.
-        top_k: How many at most; the configured number when None.
+        top_k: How many at most; the configured number when None. The token budget grows with it.
     """
     top_k = config.top_k if top_k is None else top_k
-    hits = _fuse(query, index, config)
-    head = hits[: max(config.pool, top_k)]
+    head = list(fused[: max(config.pool, top_k)])
     ranked = _rerank(query.text, head, reranker, config) if reranker and head else None
     budget = config.token_budget * max(1, -(-top_k // config.top_k))
     return Recalled(
         hits=_within_budget(ranked or head, top_k, budget), considered=tuple(ranked or head),
         reranked=ranked is not None, degraded=reranker is not None and bool(head) and not ranked)
+
+
+def recall(
+    query: Query, index: ScopeIndex, config: RecallConfig, *, reranker: Reranker | None = None,
+    top_k: int | None = None,
+) -> Recalled:
+    """Search one scope: `fuse`, then `finish`."""
+    return finish(query, fuse(query, index, config), config, reranker=reranker, top_k=top_k)
 
 
 def search_turns(query: str, turns: Sequence[Turn], k: int) -> tuple[TurnHit, ...]:
@@ -328,7 +341,7 @@ def explain(
             return Explanation(
                 False, f"rank {rank} is beyond top_k {config.top_k} or the token budget "
                 f"{config.token_budget}", rank, hit)
-    for rank, hit in enumerate(_fuse(query, index, config), start=1):
+    for rank, hit in enumerate(fuse(query, index, config), start=1):
         if hit.memory.id == memory_id:
             return Explanation(
                 False, f"rank {rank} of the fused order is beyond the pool {config.pool}",

@@ -140,6 +140,8 @@ class RerankerData:
     "Negatives per query."
     max_pair_tokens: int = bounded(192, 16, 512)
     "Longer pairs are cut, the longer side first."
+    embedder: str = "multilingual-e5-small"
+    "Untuned e5, one half of the fused rank that the reranker is blended with."
     calibration_groups: int = bounded(120, 10, 10**6)
     "Groups that calibrate, at most; half of them in either language."
 

@@ -254,7 +254,7 @@ def round_adapter(model: PeftModel) -> None:
 
 
 def calibrate(
-    model: PeftModel, tokenizer: PreTrainedTokenizerBase, config: RerankerConfig, base_dir: Path
+    model: PeftModel, tokenizer: PreTrainedTokenizerBase, config: RerankerConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """calibration.json and its figures, on groups that nothing was learnt from."""
     groups = choose_groups(read_groups(config.data.calibration), config.data.calibration_groups,
@@ -262,7 +262,7 @@ def calibrate(
     documents = [documents_of(group, seed=config.seed) for group in groups]
     logits = score_documents(model, tokenizer, [group.query for group in groups],
                              [found for found, _ in documents], config.data.max_pair_tokens)
-    ranked = rank_groups(groups, documents, logits, BaseEmbedder(base_dir))
+    ranked = rank_groups(groups, documents, logits, BaseEmbedder(resolve(config.data.embedder)))
     calibration, figures = fit_reranker(ranked)
     for arm, values in figures["mrr"].items():
         runs.log(f"MRR {arm:6s} " + " ".join(f"{k} {v:.3f}" for k, v in values.items()))
@@ -284,7 +284,7 @@ def save_artifact(
     """Calibrate, then write the adapter in bfloat16 with all that serving verifies."""
     steps = run.frozen["frozen"]["max_steps"]
     round_adapter(model)
-    calibration, figures = calibrate(model, tokenizer, config, base_dir)
+    calibration, figures = calibrate(model, tokenizer, config)
     target = Path(config.artifact_dir)
     part = target.with_name(target.name + ".part")
     part.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,8 @@ CAR = "The user drives an old blue van."
 def test_perfect_predictions_score_one_and_empty_windows_stay_empty():
     scores = Scores(reuse=5 / 9)
     made = figures([
-        outcome([gold(TEA, literals=("green tea",), scores=scores)], [candidate(TEA, scores=scores)]),
+        outcome([gold(TEA, literals=("green tea",), scores=scores)],
+                [candidate(TEA, scores=scores)]),
         outcome([], []),
     ])
     for name in ("precision", "recall_must", "f1", "literal_exactness", "layer_accuracy",
@@ -113,10 +114,12 @@ def test_score_error_stands_beside_the_median_predictor():
 
 
 def test_reuse_order_is_rank_correlated():
-    texts = [TEA, DOG, CAR]
-    golds = [gold(t, scores=Scores(reuse=v)) for t, v in zip(texts, (0.1, 0.5, 0.9), strict=True)]
-    same = [candidate(t, scores=Scores(reuse=v)) for t, v in zip(texts, (0.2, 0.3, 0.4), strict=True)]
-    back = [candidate(t, scores=Scores(reuse=v)) for t, v in zip(texts, (0.4, 0.3, 0.2), strict=True)]
+    def scored(make, *values):
+        return [make(text, scores=Scores(reuse=value))
+                for text, value in zip((TEA, DOG, CAR), values, strict=True)]
+
+    golds = scored(gold, 0.1, 0.5, 0.9)
+    same, back = scored(candidate, 0.2, 0.3, 0.4), scored(candidate, 0.4, 0.3, 0.2)
     assert figures([outcome(golds, same)])["reuse_spearman"] == pytest.approx(1.0)
     assert figures([outcome(golds, back)])["reuse_spearman"] == pytest.approx(-1.0)
 
