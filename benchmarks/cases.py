@@ -158,7 +158,7 @@ def run(options: argparse.Namespace) -> Result:
     digests: dict[str, str] = {}
     makers: dict[str, MakeProduct] = {"runtime": Product}
     if options.artifact is not None:
-        models = load_tuned_models(options.artifact, base=options.base)
+        models = load_tuned_models(options.artifact, base=options.base, e5=options.e5)
         digests = models.digests
         makers["model"] = lambda path: Product(path, models.encoder, models.embedder)
     items = []
@@ -188,6 +188,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", help="ids, comma-separated")
     parser.add_argument("--artifact", type=Path, help="encoder, for the cases that need a model")
     parser.add_argument("--base", type=Path, help="base of the encoder")
+    parser.add_argument("--e5", type=Path, help="directory of the e5")
     json_option(parser)
     return parser
 

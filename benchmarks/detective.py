@@ -167,9 +167,10 @@ def _generator(options: argparse.Namespace, encoder: Encoder) -> Generator | Non
     if options.answer == "extractive":
         return None
     if options.answer == "remote":
-        if not options.url:
-            raise ConfigError("--answer remote needs --url of a running service; got none")
-        return RemoteGenerator(Service(options.url))
+        if not options.url or not options.model:
+            raise ConfigError("--answer remote needs --url and --model of a running service; got "
+                              f"{options.url!r} and {options.model!r}")
+        return RemoteGenerator(Service(options.url), model=options.model)
     if not isinstance(encoder, LocalEncoder):
         raise ConfigError("--answer local retells with the served base: give --encoder tuned "
                           "and --artifact")
@@ -242,6 +243,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--answer", choices=("extractive", "local", "remote"),
                         default="extractive")
     parser.add_argument("--url", help="service that retells, for --answer remote")
+    parser.add_argument("--model", help="its name there")
     parser.add_argument("--encoder", choices=("tuned", "stub"), default="tuned")
     parser.add_argument("--artifact", type=Path, help="encoder artifact, for tuned")
     parser.add_argument("--base", type=Path, help="base of the encoder")

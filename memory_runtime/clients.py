@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -24,6 +25,9 @@ from memory_runtime.models import Extraction
 from memory_runtime.schema import Candidate, Turn, Window, clean_text
 
 _RETRIED = (429, 503)
+
+IN_FLIGHT = 16
+"""Windows that are sent at the same time."""
 
 
 class ServiceError(BartlettError):
@@ -56,7 +60,7 @@ class Service:
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float = 120.0, retries: int = 4, pause_s: float = 0.5,
+        self, url: str, *, timeout_s: float = 180.0, retries: int = 4, pause_s: float = 0.5,
         api_key: str | None = None, sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not url.startswith(("http://", "https://")):
@@ -130,7 +134,11 @@ class RemoteEncoder:
         Raises:
             ServiceError: The service failed, or sent something that is no candidate.
         """
-        return [self._one(window) for window in windows]
+        if not windows:
+            return []
+        # Sent together, windows share the batches of the server.
+        with ThreadPoolExecutor(max_workers=min(IN_FLIGHT, len(windows))) as pool:
+            return list(pool.map(self._one, windows))
 
     def _one(self, window: Window) -> Extraction:
         body: dict[str, Any] = {

@@ -212,14 +212,18 @@ class Bm25:
         return sorted(found.items(), key=lambda item: (-item[1], item[0]))[:k]
 
     def coverage(self, query: str, document: str) -> float:
-        """Share of the query's meaning, weighted by idf, that a document holds, in [0, 1]."""
+        """Share of the query's meaning that a document holds, rare terms weighing more, in [0, 1].
+
+        The weights are those of a collection with ten more texts and one more holder of each
+        term: plain idf would call every term that a store of one text holds worthless.
+        """
         wanted = content_terms(query)
         if not wanted:
             return 0.0
         held = set(terms(document))
-        weight = {term: self.idf(term) for term in wanted}
-        total = sum(weight.values())
-        return sum(weight[term] for term in wanted & held) / total if total else 0.0
+        df = {term: len(self._postings.get(term, ())) for term in wanted}
+        weight = {term: math.log(1 + (len(self) + 10.5 - n) / (n + 1.5)) for term, n in df.items()}
+        return sum(weight[term] for term in wanted & held) / sum(weight.values())
 
 
 def _is_unigram(term: str) -> bool:

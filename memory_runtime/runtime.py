@@ -454,7 +454,10 @@ class Memory:
                     and gone & set(row.memory.candidate.evidence)]
             for row in stay:
                 held = row.memory.candidate
-                candidate = replace(held, slots=tuple(s for s in held.slots if s.turn not in gone))
+                kept = tuple(turn_id for turn_id in held.evidence if turn_id not in gone)
+                candidate = replace(
+                    held, evidence=kept or held.evidence,
+                    slots=tuple(slot for slot in held.slots if slot.turn not in gone))
                 memory = replace(row.memory, candidate=candidate)
                 self._store.put(key, [replace(row, memory=memory)], [])
         return self._store.purge(key, memory_ids=memory_ids, turn_ids=turn_ids)

@@ -16,8 +16,11 @@ from memory_runtime.numerals import fold
 from memory_runtime.schema import Memory
 
 _NO_NEGATION = re.compile(
-    "不错|不过|不仅|不但|不管|不论|不如|不妨|不好意思|不得不|不同|差不多|对不起|没关系|没错|没事|没问题|无论|无线|"
-    "未来|未婚|特别|别人|别的|级别|区别|告别|个别|性别|分别|类别|别墅|非常|[是要有能会好行对]不[是要有能会好行对]|有没有|"
+    # 不过 is `however` at the start of a clause only: 不过敏 is a negation.
+    r"(?:^|(?<=[，。；！？,.;!?\s]))不过(?!敏)|"
+    "不错|不仅|不但|不管|不论|不如|不妨|不好意思|不得不|不同|差不多|对不起|没关系|没错|没事|"
+    "没问题|无论|无线|未来|未婚|特别|别人|别的|级别|区别|告别|个别|性别|分别|类别|别墅|非常|"
+    "[是要有能会好行对]不[是要有能会好行对]|有没有|"
     r"\bnot only\b|\bno problem\b|\bno doubt\b|\bcan['’]?t wait\b|\bno\. ?\d", re.IGNORECASE)
 _NEGATION = re.compile(
     r"不|没|未|无|别|勿|莫|禁止|\bnot\b|n['’]t\b|\bnever\b|\bno\b|\bcannot\b|\bwithout\b|\bneither\b|"

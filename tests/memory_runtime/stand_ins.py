@@ -20,7 +20,8 @@ from memory_runtime.models import Extraction
 from memory_runtime.schema import Candidate, Layer, Scores, Turn, Window
 
 SEVEN = 7 / 9
-_OTHERS = re.compile(r"^(?:My |我)?(mother|father|flatmate|sister|brother|妈妈|爸爸|妈|爸|姐姐|哥哥)")
+_OTHERS = re.compile(
+    r"^(?:My |我)?(mother|father|flatmate|sister|brother|妈妈|爸爸|妈|爸|姐姐|哥哥)")
 
 
 def subject_of(text: str) -> str:

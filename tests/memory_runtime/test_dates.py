@@ -1,7 +1,8 @@
 from datetime import date, timedelta
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memory_runtime.dates import interval, resolve_date
 from memory_runtime.literals import find_literals, same_value

@@ -1,5 +1,6 @@
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memory_runtime.literals import find_literals, follows, same_value
 from memory_runtime.numerals import en_value, zh_value
@@ -8,7 +9,7 @@ DIGITS = "零一二三四五六七八九"
 
 
 def to_zh(n: int) -> str:
-    """An integer as it is written in Chinese, by the textbook and apart from the code under test."""
+    """An integer as it is written in Chinese, apart from the code under test."""
     if n == 0:
         return "零"
 
@@ -134,7 +135,8 @@ def test_everyday_words_are_no_literals(text):
 @pytest.mark.parametrize(("a", "b"), [
     ("5,000", "五千"), ("5000", "5k"), ("4.8万", "四万八"), ("48000", "四万八"),
     ("$1,200", "1200 dollars"), ("40%", "百分之四十"), ("下午三点半", "15:30"),
-    ("三点半", "15:30"), ("奖金四万八", "48000元"), ("5公里", "5000米"), ("90 minutes", "一个半小时"),
+    ("三点半", "15:30"), ("奖金四万八", "48000元"), ("5公里", "5000米"),
+    ("90 minutes", "一个半小时"),
     ("10斤", "5公斤"), ("ZX-6035", "zx6035"), ("6,214,000 units", "621.4万台"),
     ("2026年3月5日", "March 5th, 2026"), ("Dr Okafor is here", "I saw Okafor is here"),
 ])
