@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> Result:
             bar.advance(task)
     files = sorted(options.scenarios.glob("*.json"))[: options.limit]
     meta = make_meta("benchmarks.detective", started=started, data=files, artifacts=parts.digests,
-                     options={"scenarios": options.scenarios, "answer": options.answer,
+                     options={"scenarios": options.scenarios.name, "answer": options.answer,
                               "encoder": options.encoder, "embedder": options.embedder,
                               "artifact": options.artifact, "reranker": options.reranker,
                               "limit": options.limit})

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from data.bases import resolve
 from memory_runtime.models import Embedder, Encoder
-from serving.artifact import base_sha256, open_artifact
+from memory_runtime.weights import base_sha256
+from serving.artifact import open_artifact
 from serving.engine.embedder import load_embedder
 from serving.engine.extractor import Extractor
 from serving.engine.loading import load_causal_lm

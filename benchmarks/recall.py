@@ -278,7 +278,7 @@ def _run_set(
 def _options(
     options: argparse.Namespace, sets: Sequence[str], names: Sequence[str]
 ) -> dict[str, Any]:
-    return {"data": options.data, "sets": list(sets), "arms": list(names),
+    return {"data": options.data.name, "sets": list(sets), "arms": list(names),
             "artifact": options.artifact, "limit": options.limit, "seed": options.seed}
 
 

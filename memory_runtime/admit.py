@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory_runtime.config import MemoryConfig
-from memory_runtime.dates import seconds_of
+from memory_runtime.days import seconds_of
 from memory_runtime.index import ScopeIndex
 from memory_runtime.lexical import content_terms, is_stop_term, normalise, overlap
 from memory_runtime.literals import Literal, find_literals, same_value

@@ -9,15 +9,14 @@ compared when nobody knows the day it was said on.
 
 from __future__ import annotations
 
-import calendar
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, timedelta
+from datetime import date, timedelta
 from typing import Any
 
+from memory_runtime.days import day_in, interval, local_day, monday_of, shift_month, week_iso
 from memory_runtime.numerals import ZH_NUMERAL, en_value, fold, zh_value
-from memory_runtime.schema import parse_time
 
 Value = dict[str, Any]
 
@@ -30,66 +29,6 @@ class Found:
     end: int
     type: str
     value: Value
-
-
-# --- calendar arithmetic ---
-
-
-def local_day(observed_at: str | None) -> date | None:
-    """The day on the speaker's own calendar: the offset in the text counts, not the server's."""
-    moment = parse_time(observed_at)
-    return moment.date() if moment else None
-
-
-def seconds_of(iso: str | None) -> float:
-    """Seconds since 1970 of an ISO time; one without an offset counts as UTC, none as 1970."""
-    moment = parse_time(iso, field_name="time")
-    if moment is None:
-        return 0.0
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def shift_month(day: date, months: int) -> tuple[int, int]:
-    """Year and month some months away."""
-    index = day.year * 12 + day.month - 1 + months
-    return index // 12, index % 12 + 1
-
-
-def _week_iso(day: date) -> str:
-    year, week, _ = day.isocalendar()
-    return f"{year:04d}-W{week:02d}"
-
-
-def _monday(day: date, weeks: int = 0) -> date:
-    return day - timedelta(days=day.weekday()) + timedelta(weeks=weeks)
-
-
-def _day_in(year: int, month: int, day: int) -> str | None:
-    if not 1 <= month <= 12 or not 1 <= day <= calendar.monthrange(year, month)[1]:
-        return None
-    return f"{year:04d}-{month:02d}-{day:02d}"
-
-
-def interval(iso: str) -> tuple[date, date]:
-    """First and last day of a value of `date`: a day, week, month, year or interval.
-
-    Raises:
-        ValueError: The text is none of these.
-    """
-    if "/" in iso:
-        first, _, last = iso.partition("/")
-        return date.fromisoformat(first), date.fromisoformat(last)
-    if "W" in iso:
-        year, week = iso.split("-W")
-        monday = date.fromisocalendar(int(year), int(week), 1)
-        return monday, monday + timedelta(days=6)
-    parts = [int(part) for part in iso.split("-")]
-    if len(parts) == 1:
-        return date(parts[0], 1, 1), date(parts[0], 12, 31)
-    if len(parts) == 2:
-        last_day = calendar.monthrange(parts[0], parts[1])[1]
-        return date(parts[0], parts[1], 1), date(parts[0], parts[1], last_day)
-    return date(*parts), date(*parts)
 
 
 def _value(said: str, iso: str | None) -> Value:
@@ -105,7 +44,7 @@ def _shift(unit: str, amount: int, today: date | None) -> Value:
         if unit == "day":
             iso = (today + timedelta(days=amount)).isoformat()
         elif unit == "week":
-            iso = _week_iso(today + timedelta(weeks=amount))
+            iso = week_iso(today + timedelta(weeks=amount))
         elif unit == "month":
             iso = "{:04d}-{:02d}".format(*shift_month(today, amount))
         else:
@@ -121,7 +60,7 @@ def _weekday(weeks: int, weekday: int, today: date | None) -> Value:
     said = f"week{weeks:+d}.{weekday}"
     if today is None:
         return _value(said, None)
-    monday = _monday(today, weeks)
+    monday = monday_of(today, weeks)
     if weekday == 7:
         saturday = monday + timedelta(days=5)
         return _value(said, f"{saturday.isoformat()}/{(saturday + timedelta(days=1)).isoformat()}")
@@ -130,14 +69,14 @@ def _weekday(weeks: int, weekday: int, today: date | None) -> Value:
 
 def _month_day(month: int, day: int | None, today: date | None) -> Value | None:
     """A month, or a day of it, of the year that brings it nearest to today."""
-    if _day_in(2024, month, day or 1) is None:
+    if day_in(2024, month, day or 1) is None:
         return None
     said = f"--{month:02d}" + (f"-{day:02d}" if day else "")
     if today is None:
         return _value(said, None)
     options = []
     for year in (today.year - 1, today.year, today.year + 1):
-        iso = _day_in(year, month, day) if day else f"{year:04d}-{month:02d}"
+        iso = day_in(year, month, day) if day else f"{year:04d}-{month:02d}"
         if iso:
             first, last = interval(iso)
             # A day ahead is meant more often than one as far behind.
@@ -154,7 +93,7 @@ def _day_of_month(day: int, today: date | None) -> Value | None:
     if today is None:
         return _value(said, None)
     months = 1 if day < today.day - 7 else 0
-    return _value(said, _day_in(*shift_month(today, months), day))
+    return _value(said, day_in(*shift_month(today, months), day))
 
 
 def _lone_weekday(weekday: int, today: date | None, every: bool) -> Value:
@@ -210,7 +149,7 @@ def _zh_full(m: re.Match[str], today: date | None) -> Value | None:
     month = zh_int(m["m"])
     if not m["d"]:
         return {"date": f"{year:04d}-{month:02d}"} if 1 <= month <= 12 else None
-    iso = _day_in(year, month, zh_int(m["d"]))
+    iso = day_in(year, month, zh_int(m["d"]))
     return {"date": iso} if iso else None
 
 
@@ -220,7 +159,7 @@ def _zh_rel_year(m: re.Match[str], today: date | None) -> Value | None:
     if not month:
         return _shift("year", step, today)
     day = zh_int(m["d"]) if m["d"] else None
-    if _day_in(2024, month, day or 1) is None:
+    if day_in(2024, month, day or 1) is None:
         return None
     tail = f"-{month:02d}" + (f"-{day:02d}" if day else "")
     return _value(f"year{step:+d}{tail}", f"{today.year + step:04d}{tail}" if today else None)
@@ -233,7 +172,7 @@ def _zh_rel_month(m: re.Match[str], today: date | None) -> Value | None:
     day = zh_int(m["d"])
     if not 1 <= day <= 31:
         return None
-    iso = _day_in(*shift_month(today, step), day) if today else None
+    iso = day_in(*shift_month(today, step), day) if today else None
     return _value(f"month{step:+d}-{day:02d}", iso)
 
 
@@ -347,7 +286,7 @@ def _en_full(m: re.Match[str], today: date | None) -> Value | None:
     month, day = _month(m["m"]), int(m["d"]) if m["d"] else None
     if m["y"]:
         year = int(m["y"])
-        iso = _day_in(year, month, day) if day else f"{year:04d}-{month:02d}"
+        iso = day_in(year, month, day) if day else f"{year:04d}-{month:02d}"
         return {"date": iso} if iso else None
     return _month_day(month, day, today)
 
@@ -373,7 +312,7 @@ def _en_lone_weekday(m: re.Match[str], today: date | None) -> Value:
 
 
 def _iso(m: re.Match[str], today: date | None) -> Value | None:
-    iso = _day_in(int(m["y"]), int(m["m"]), int(m["d"]))
+    iso = day_in(int(m["y"]), int(m["m"]), int(m["d"]))
     return {"date": iso} if iso else None
 
 
@@ -386,7 +325,7 @@ def _slashed(m: re.Match[str], today: date | None) -> Value | None:
     month, day = int(m["a"]), int(m["b"])
     if month > 12:
         month, day = day, month
-    iso = _day_in(int(m["y"]), month, day)
+    iso = day_in(int(m["y"]), month, day)
     return {"date": iso} if iso else None
 
 
@@ -397,47 +336,58 @@ def _lone_year(m: re.Match[str], today: date | None) -> Value:
 _Handler = Callable[[re.Match[str], date | None], Value | None]
 
 _STEP = "上上|上|下下|下|这|本"
-_RULES: list[tuple[re.Pattern[str], _Handler]] = [
-    (re.compile(pattern, re.IGNORECASE), handler) for pattern, handler in (
-        (r"(?<![\d-])(?P<y>\d{4})(?P<s>[-/.])(?P<m>\d{1,2})(?P=s)(?P<d>\d{1,2})(?![\d-])", _iso),
-        (r"(?<![\w-])(?P<y>(?:19|20)\d\d)-(?P<m>0[1-9]|1[0-2])(?![\d-])", _iso_month),
-        (r"(?<![\w-])(?P<y>(?:19|20)\d\d)(?P<m>[01]\d)(?P<d>[0-3]\d)(?![\w-])", _iso),
-        (r"(?<![\d/])(?P<a>\d{1,2})/(?P<b>\d{1,2})/(?P<y>\d{4})(?![\d/])", _slashed),
-        (rf"(?P<y>\d{{4}}|\d{{2}}|[{ZH_NUMERAL}]{{2,4}})\s?年"
-         rf"(?:\s?(?P<m>{_N})\s?月份?(?:\s?(?P<d>{_N})\s?[日号])?)?(?!级)", _zh_full),
-        (rf"(?P<step>大前|(?<![目以之从午])[前后]|去|今|本|明|来)年(?!龄|轻|级)的?(?:(?P<last>最后一?个月)|(?P<first>第一个月)|"
-         rf"(?P<m>{_N})月份?(?:(?P<d>{_N})[日号])?)?", _zh_rel_year),
-        (rf"(?P<step>{_STEP})个?月(?!球|亮|饼)的?(?:(?P<d>{_N})[日号])?", _zh_rel_month),
-        (rf"(?P<step>{_STEP})一?个?(?:周|星期|礼拜)(?P<wd>[{_WD}末])?", _zh_week),
-        (rf"(?P<m>{_N})\s?月份?\s?(?P<d>{_N})\s?[日号]", _zh_month_day),
-        (rf"(?:(?P<half>半)|(?P<n>{_N}))\s?个?(?P<u>天|日|周|星期|礼拜|月|年)"
-         r"(?P<dir>之前|以前|前|之后|以后|后)(?!天|端|面)", _zh_ago),
-        (r"(?P<step>大前|大后|(?<![目以之从午])[前后]|昨|今|(?<![发说声])明)"
-         r"(?:天(?!气|天)|日|晚(?!会|饭)|早(?!餐)|夜)",
-         _zh_day),
-        (rf"(?P<m>{_N})\s?月份?(?P<d>)", _zh_month_day),
-        (rf"(?<![\d层楼栋路街幢室弄巷区座第-])(?P<d>\d{{1,2}}|[{ZH_NUMERAL}]{{1,3}})\s?号"
-         "(?![线楼馆店房门桌机院球车位码场仓库])", _zh_day_of_month),
-        (rf"(?P<every>每个?)?(?:周|星期|礼拜)(?P<wd>[{_WD}末])", _zh_lone_weekday),
-        (r"\b(?:the\s+)?day\s+(?:before\s+yesterday|after\s+tomorrow)\b|"
-         r"\b(?:yesterday|tomorrow|today|tonight|last\s+night|this\s+(?:morning|afternoon|evening))"
-         r"\b", _en_day),
-        (rf"\b(?P<step>last|past|previous|this|next|coming)\s+"
-         rf"(?P<unit>weekend|week|month|year|{_FULL_WEEKDAY}|{_MONTH})\b", _en_step),
-        (rf"\b(?:(?P<in>in)\s+)?(?P<n>{_EN_N})\s+(?P<u>day|week|month|year)s?"
-         r"(?(in)(?!\s+ago)|\s+(?:(?P<ago>ago)|from\s+now))\b", _en_ago),
-        (rf"\b(?P<m>{_MONTH})\.?\s+(?:the\s+)?(?P<d>[0-3]?\d)(?:st|nd|rd|th)?\b(?![:\d])"
-         r"(?:,?\s+(?P<y>(?:19|20)\d\d)\b)?", _en_full),
-        (rf"\b(?:the\s+)?(?P<d>[0-3]?\d)(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<m>{_MONTH})\b\.?"
-         r"(?:,?\s+(?P<y>(?:19|20)\d\d)\b)?", _en_full),
-        (rf"\b(?P<m>{_MONTH})\.?,?\s+(?P<d>)(?P<y>(?:19|20)\d\d)\b", _en_full),
-        (r"\b(?:on|by|until|till|before|after|from|since|to)\s+the\s+"
-         rf"(?:(?P<d>[0-3]?\d)(?:st|nd|rd|th)\b|(?P<word>{'|'.join(_ORDINALS)}))"
-         r"(?=\s*(?:[.,;:!?)]|$)|\s+(?:and|or|at|in|for|if|but|is|was|works|with|because|so)\b)",
-         _en_day_of_month),
-        (rf"(?:(?P<every>every|each)\s+)?\b(?P<wd>{_FULL_WEEKDAY})s?\b", _en_lone_weekday),
-    )]
-_CASED_RULES: list[tuple[re.Pattern[str], _Handler]] = [
+_Rule = tuple[re.Pattern[str], _Handler]
+
+
+def _compiled(*rules: tuple[str, _Handler]) -> list[_Rule]:
+    return [(re.compile(pattern, re.IGNORECASE), handler) for pattern, handler in rules]
+
+
+_DIGIT_RULES = _compiled(
+    (r"(?<![\d-])(?P<y>\d{4})(?P<s>[-/.])(?P<m>\d{1,2})(?P=s)(?P<d>\d{1,2})(?![\d-])", _iso),
+    (r"(?<![\w-])(?P<y>(?:19|20)\d\d)-(?P<m>0[1-9]|1[0-2])(?![\d-])", _iso_month),
+    (r"(?<![\w-])(?P<y>(?:19|20)\d\d)(?P<m>[01]\d)(?P<d>[0-3]\d)(?![\w-])", _iso),
+    (r"(?<![\d/])(?P<a>\d{1,2})/(?P<b>\d{1,2})/(?P<y>\d{4})(?![\d/])", _slashed),
+)
+_ZH_RULES = _compiled(
+    (rf"(?P<y>\d{{4}}|\d{{2}}|[{ZH_NUMERAL}]{{2,4}})\s?年"
+     rf"(?:\s?(?P<m>{_N})\s?月份?(?:\s?(?P<d>{_N})\s?[日号])?)?(?!级)", _zh_full),
+    (rf"(?P<step>大前|(?<![目以之从午])[前后]|去|今|本|明|来)年(?!龄|轻|级)的?"
+     rf"(?:(?P<last>最后一?个月)|(?P<first>第一个月)|"
+     rf"(?P<m>{_N})月份?(?:(?P<d>{_N})[日号])?)?", _zh_rel_year),
+    (rf"(?P<step>{_STEP})个?月(?!球|亮|饼)的?(?:(?P<d>{_N})[日号])?", _zh_rel_month),
+    (rf"(?P<step>{_STEP})一?个?(?:周|星期|礼拜)(?P<wd>[{_WD}末])?", _zh_week),
+    (rf"(?P<m>{_N})\s?月份?\s?(?P<d>{_N})\s?[日号]", _zh_month_day),
+    (rf"(?:(?P<half>半)|(?P<n>{_N}))\s?个?(?P<u>天|日|周|星期|礼拜|月|年)"
+     r"(?P<dir>之前|以前|前|之后|以后|后)(?!天|端|面)", _zh_ago),
+    (r"(?P<step>大前|大后|(?<![目以之从午])[前后]|昨|今|(?<![发说声])明)"
+     r"(?:天(?!气|天)|日|晚(?!会|饭)|早(?!餐)|夜)",
+     _zh_day),
+    (rf"(?P<m>{_N})\s?月份?(?P<d>)", _zh_month_day),
+    (rf"(?<![\d层楼栋路街幢室弄巷区座第-])(?P<d>\d{{1,2}}|[{ZH_NUMERAL}]{{1,3}})\s?号"
+     "(?![线楼馆店房门桌机院球车位码场仓库])", _zh_day_of_month),
+    (rf"(?P<every>每个?)?(?:周|星期|礼拜)(?P<wd>[{_WD}末])", _zh_lone_weekday),
+)
+_EN_RULES = _compiled(
+    (r"\b(?:the\s+)?day\s+(?:before\s+yesterday|after\s+tomorrow)\b|"
+     r"\b(?:yesterday|tomorrow|today|tonight|last\s+night|this\s+(?:morning|afternoon|evening))"
+     r"\b", _en_day),
+    (rf"\b(?P<step>last|past|previous|this|next|coming)\s+"
+     rf"(?P<unit>weekend|week|month|year|{_FULL_WEEKDAY}|{_MONTH})\b", _en_step),
+    (rf"\b(?:(?P<in>in)\s+)?(?P<n>{_EN_N})\s+(?P<u>day|week|month|year)s?"
+     r"(?(in)(?!\s+ago)|\s+(?:(?P<ago>ago)|from\s+now))\b", _en_ago),
+    (rf"\b(?P<m>{_MONTH})\.?\s+(?:the\s+)?(?P<d>[0-3]?\d)(?:st|nd|rd|th)?\b(?![:\d])"
+     r"(?:,?\s+(?P<y>(?:19|20)\d\d)\b)?", _en_full),
+    (rf"\b(?:the\s+)?(?P<d>[0-3]?\d)(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<m>{_MONTH})\b\.?"
+     r"(?:,?\s+(?P<y>(?:19|20)\d\d)\b)?", _en_full),
+    (rf"\b(?P<m>{_MONTH})\.?,?\s+(?P<d>)(?P<y>(?:19|20)\d\d)\b", _en_full),
+    (r"\b(?:on|by|until|till|before|after|from|since|to)\s+the\s+"
+     rf"(?:(?P<d>[0-3]?\d)(?:st|nd|rd|th)\b|(?P<word>{'|'.join(_ORDINALS)}))"
+     r"(?=\s*(?:[.,;:!?)]|$)|\s+(?:and|or|at|in|for|if|but|is|was|works|with|because|so)\b)",
+     _en_day_of_month),
+    (rf"(?:(?P<every>every|each)\s+)?\b(?P<wd>{_FULL_WEEKDAY})s?\b", _en_lone_weekday),
+)
+_CASED_RULES: list[_Rule] = [
     (re.compile(r"(?i:\b(?:in|for|since|until|till|of|by|from|through|to|during|after|before|and)\s+)"
                 r"(?P<m>March|May)(?P<d>)(?P<y>)\b|"
                 r"\b(?P<m2>January|February|April|June|July|August|September|October|"
@@ -449,7 +399,7 @@ _CASED_RULES: list[tuple[re.Pattern[str], _Handler]] = [
 ]
 
 
-def _keeps_year_only(match: re.Match[str]) -> tuple[int, int]:
+def _cued_span(match: re.Match[str]) -> tuple[int, int]:
     """A year or a month needs the word before it as a cue; the span is the date alone."""
     for name in ("y", "m"):
         if name in match.re.groupindex and match[name]:
@@ -457,20 +407,34 @@ def _keeps_year_only(match: re.Match[str]) -> tuple[int, int]:
     return match.span()
 
 
+_CJK = re.compile("[\u4e00-\u9fff]")
+_LATIN_WORD = re.compile("[A-Za-z]{3}")
+
+
+def _applicable(text: str) -> Iterator[tuple[_Rule, bool]]:
+    """Rules that can match at all; the flag marks those whose span is the date group alone."""
+    if any(char.isdigit() for char in text):
+        yield from ((rule, False) for rule in _DIGIT_RULES)
+    if _CJK.search(text):
+        yield from ((rule, False) for rule in _ZH_RULES)
+    if _LATIN_WORD.search(text):
+        yield from ((rule, False) for rule in _EN_RULES)
+        yield from ((rule, True) for rule in _CASED_RULES)
+
+
 def find_dates(text: str, today: date | None = None) -> list[Found]:
     """Dates of a folded text, in order; earlier rules win where two overlap."""
     found: list[Found] = []
     taken: set[int] = set()
-    for rules, cased in ((_RULES, False), (_CASED_RULES, True)):
-        for pattern, handler in rules:
-            for match in pattern.finditer(text):
-                start, end = _keeps_year_only(match) if cased else match.span()
-                if taken & set(range(start, end)):
-                    continue
-                value = handler(match, today)
-                if value is not None:
-                    found.append(Found(start, end, "date", value))
-                    taken.update(range(start, end))
+    for (pattern, handler), cued in _applicable(text):
+        for match in pattern.finditer(text):
+            start, end = _cued_span(match) if cued else match.span()
+            if not taken.isdisjoint(range(start, end)):
+                continue
+            value = handler(match, today)
+            if value is not None:
+                found.append(Found(start, end, "date", value))
+                taken.update(range(start, end))
     return sorted(found, key=lambda item: item.start)
 
 

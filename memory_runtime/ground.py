@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from memory_runtime.dates import local_day
+from memory_runtime.days import local_day
 from memory_runtime.literals import Literal, find_literals, same_value
 from memory_runtime.numerals import find_numbers, fold, plain
 from memory_runtime.schema import Candidate, Kind, Layer, Slot, Turn, Window, detect_language

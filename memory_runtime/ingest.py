@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from memory_runtime.admit import Arrival, decide
 from memory_runtime.config import MemoryConfig
-from memory_runtime.dates import seconds_of
+from memory_runtime.days import seconds_of
 from memory_runtime.ground import ground, has_directive
 from memory_runtime.index import IndexCache
 from memory_runtime.lexical import content_terms

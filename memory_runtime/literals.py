@@ -12,7 +12,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from memory_runtime.dates import find_dates, interval, local_day
+from memory_runtime.dates import find_dates
+from memory_runtime.days import interval, local_day
 from memory_runtime.names import find_identifiers, find_names, normal_identifier, normal_name
 from memory_runtime.numerals import find_numbers, fold
 from memory_runtime.quantities import (

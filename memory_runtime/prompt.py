@@ -312,21 +312,19 @@ def prompt_json_schema(num_turns: int, *, max_candidates: int = MAX_CANDIDATES) 
     digit = {"type": "integer", "minimum": 0, "maximum": 9}
     names = ("keep", *SCORE_NAMES)
     label = {"type": "string", "maxLength": MAX_LABEL_CHARS}
-    memory = {
-        "type": "object", "additionalProperties": False,
-        "properties": {
-            "evidence": {"type": "array", "minItems": 1, "maxItems": 8, "items": {
-                "type": "integer", "minimum": 1, "maximum": num_turns}},
-            "text": {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARS},
-            "subject": label, "attribute": label,
-            "layer": {"enum": [layer.value for layer in Layer]},
-            "kind": {"enum": [kind.value for kind in Kind]},
-            "polarity": {"enum": ["affirmed", "negated"]},
-            "scores": {"type": "object", "additionalProperties": False, "required": list(names),
-                       "properties": {name: digit for name in names}},
-        },
+    fields = {
+        "evidence": {"type": "array", "minItems": 1, "maxItems": 8, "items": {
+            "type": "integer", "minimum": 1, "maximum": num_turns}},
+        "text": {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARS},
+        "subject": label, "attribute": label,
+        "layer": {"enum": [layer.value for layer in Layer]},
+        "kind": {"enum": [kind.value for kind in Kind]},
+        "polarity": {"enum": ["affirmed", "negated"]},
+        "scores": {"type": "object", "additionalProperties": False, "required": list(names),
+                   "properties": dict.fromkeys(names, digit)},
     }
-    memory["required"] = list(memory["properties"])
+    memory = {"type": "object", "additionalProperties": False, "required": list(fields),
+              "properties": fields}
     return {
         "type": "object", "additionalProperties": False, "required": ["memories"],
         "properties": {"memories": {"type": "array", "maxItems": max_candidates, "items": memory}},

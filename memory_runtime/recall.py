@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory_runtime.config import RecallConfig
-from memory_runtime.dates import find_dates, interval, local_day, seconds_of
+from memory_runtime.dates import find_dates
+from memory_runtime.days import interval, local_day, seconds_of
 from memory_runtime.index import Allowed, ScopeIndex
 from memory_runtime.lexical import Bm25, content_terms, reciprocal_rank
 from memory_runtime.models import Reranker

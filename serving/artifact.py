@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from memory_runtime.errors import ArtifactError
 from memory_runtime.prompt import prompt_sha256
 from memory_runtime.schema import SCHEMA_VERSION, SCORE_NAMES
+from memory_runtime.weights import base_sha256, file_sha256, weight_files
 
 KINDS = ("encoder", "reranker")
 MAX_RANK = 64
@@ -172,12 +173,6 @@ def _check_files(path: Path, files: dict[str, str]) -> None:
                 f"{file} is damaged or was edited: sha256 {got}, the manifest says {expected}")
 
 
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 # --- the adapter ---
 
 
@@ -260,32 +255,6 @@ def lora_modules(names: Iterable[str]) -> list[str]:
 # --- the base ---
 
 
-def base_sha256(base: Path) -> str:
-    """Hash of a base's model.safetensors; kept beside it, keyed by size and time of change.
-
-    Raises:
-        ArtifactError: The directory has no model.safetensors.
-    """
-    model = base / "model.safetensors"
-    if not model.is_file():
-        raise ArtifactError(f"no base at {base}: {model.name} is missing; run `make setup`")
-    status = model.stat()
-    key = {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-    note = base / "model.safetensors.sha256.json"
-    try:
-        kept = json.loads(note.read_text(encoding="utf-8"))
-        if isinstance(kept, dict) and {name: kept.get(name) for name in key} == key:
-            return str(kept["sha256"])
-    except (OSError, ValueError, KeyError):
-        _log.debug("no usable %s, hashing the base", note)
-    digest = file_sha256(model)
-    try:
-        note.write_text(json.dumps({**key, "sha256": digest}), encoding="utf-8")
-    except OSError as error:
-        _log.warning("cannot write %s (%s); the next start hashes the base again", note, error)
-    return digest
-
-
 def check_base(artifact: Artifact, base: Path) -> None:
     """Refuse a base that the adapter was not trained on.
 
@@ -297,8 +266,8 @@ def check_base(artifact: Artifact, base: Path) -> None:
         raise ArtifactError(
             f"{artifact.path} was trained on {artifact.manifest['base']['name']} with sha256 "
             f"{expected}, the base at {base} has {got}; give the matching base directory")
-    inside = {name.removeprefix("bert."): shape
-              for name, shape in tensor_shapes(base / "model.safetensors").items()}
+    inside = {name.removeprefix("bert."): shape for file in weight_files(base)
+              for name, shape in tensor_shapes(file).items()}
     shapes = adapter_shapes(artifact)
     modules = lora_modules(shapes)
     for module in modules:

@@ -35,6 +35,7 @@ from data.bases import resolve
 from memory_runtime.corpus import AnnotatedWindow, read_windows
 from memory_runtime.errors import BartlettError, ConfigError
 from memory_runtime.prompt import parse, prompt_sha256
+from memory_runtime.weights import base_sha256
 from training import run as runs
 from training.config import EncoderConfig, config_hash, load_config
 from training.losses import encoder_loss
@@ -264,7 +265,7 @@ def save_artifact(
     tokenizer.save_pretrained(part / "tokenizer")
     runs.write_json(part / "calibration.json", default_calibration())
     (part / "README.md").write_text(model_card(config, report, steps), encoding="utf-8")
-    runs.write_manifest(part, kind="encoder", base=runs.base_identity(base_dir, config.base),
+    runs.write_manifest(part, kind="encoder", base={"name": config.base, "sha256": base_sha256(base_dir)},
                         run=run, seed=config.seed, steps=steps,
                         extra={"prompt_sha256": prompt_sha256(),
                                "rows": dataclasses.asdict(report)})

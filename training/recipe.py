@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
+from memory_runtime.weights import file_sha256
 from training.config import EncoderConfig, RerankerConfig, load_config
-from training.run import log, read_json, sha256_file, write_json
+from training.run import log, read_json, write_json
 
 WINDOWS_DEV = ("data/authored/windows_dev_zh.jsonl", "data/authored/windows_dev_en.jsonl")
 EXTERNAL = Path("external_data")
@@ -54,7 +55,7 @@ def fingerprint(step: Step) -> str:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
             if file.exists() and file.name not in step.ignore:
-                digest.update(f"{file}\x00{sha256_file(file)}\x00".encode())
+                digest.update(f"{file}\x00{file_sha256(file)}\x00".encode())
     return digest.hexdigest()
 
 

@@ -35,6 +35,7 @@ from transformers import (
 
 from data.bases import resolve
 from memory_runtime.errors import BartlettError, ConfigError
+from memory_runtime.weights import base_sha256
 from training import run as runs
 from training.calibrate import Floats
 from training.config import RerankerConfig, config_hash, load_config
@@ -299,7 +300,7 @@ def save_artifact(
     compact_tokenizer(part / "tokenizer" / "tokenizer.json")
     runs.write_json(part / "calibration.json", calibration)
     (part / "README.md").write_text(model_card(config, sources, steps, figures), encoding="utf-8")
-    runs.write_manifest(part, kind="reranker", base=runs.base_identity(base_dir, config.base),
+    runs.write_manifest(part, kind="reranker", base={"name": config.base, "sha256": base_sha256(base_dir)},
                         run=run, seed=config.seed, steps=steps,
                         extra={"records": data_records(config), "groups": sources,
                                "calibration_figures": figures})

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from memory_runtime.errors import ArtifactError, ConfigError
+from memory_runtime.errors import ConfigError
 from memory_runtime.schema import SCHEMA_VERSION
+from memory_runtime.weights import file_sha256
 from training.config import config_hash
 
 PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy")
@@ -35,12 +36,6 @@ def quiet_libraries() -> None:
     """Keep the bars and the deprecation notes of libraries out of a run's log."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers_logging.disable_progress_bar()
-
-
-def sha256_file(path: Path) -> str:
-    """Digest of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, data: object) -> None:
@@ -80,7 +75,7 @@ def data_hash(paths: Iterable[str | Path]) -> str:
     """Digest over the content of data files, in order."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(sha256_file(Path(path)).encode())
+        digest.update(file_sha256(Path(path)).encode())
     return digest.hexdigest()
 
 
@@ -152,18 +147,6 @@ def open_run(
     return Run(directory, resolved)
 
 
-def base_identity(base_dir: Path, name: str) -> dict[str, str]:
-    """Name and digest of a base; the digest is cached beside the weights by size and time.
-
-    Sharded bases are identified by their index file, which lists every shard.
-    """
-    weights = next((p for p in (base_dir / "model.safetensors",
-                                base_dir / "model.safetensors.index.json") if p.exists()), None)
-    if weights is None:
-        raise ArtifactError(f"{base_dir} holds no safetensors weights; fetch it again")
-    return {"name": name, "sha256": sha256_file(weights)}
-
-
 def write_manifest(
     directory: Path, *, kind: str, base: dict[str, str], run: Run, seed: int, steps: int,
     extra: dict[str, Any] | None = None,
@@ -175,7 +158,7 @@ def write_manifest(
         "schema_version": SCHEMA_VERSION, "kind": kind, "base": base,
         **(extra or {}),
         "data_sha256": run.frozen["data_sha256"], "config_sha256": run.frozen["config_sha256"],
-        "files": {name: sha256_file(directory / name) for name in names if name not in skipped},
+        "files": {name: file_sha256(directory / name) for name in names if name not in skipped},
         "versions": {name: version(name) for name in PACKAGES},
         "seed": seed, "steps": steps,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -185,7 +168,7 @@ def write_manifest(
 def reseal(directory: Path) -> None:
     """Write the digests of an artifact anew after one of its files was replaced on purpose."""
     manifest = read_json(directory / "manifest.json")
-    manifest["files"] = {name: sha256_file(directory / name) for name in manifest["files"]}
+    manifest["files"] = {name: file_sha256(directory / name) for name in manifest["files"]}
     write_json(directory / "manifest.json", manifest)
 
 

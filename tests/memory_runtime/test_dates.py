@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_runtime.dates import interval, resolve_date
+from memory_runtime.dates import resolve_date
+from memory_runtime.days import interval
 from memory_runtime.literals import find_literals, same_value
 
 WEDNESDAY = "2026-12-16T10:00:00+08:00"

@@ -6,10 +6,12 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from memory_runtime import weights
 from memory_runtime.errors import ArtifactError
-from serving import artifact as module
-from serving.artifact import apply_map, base_sha256, calibration_faults, file_sha256, open_artifact
+from memory_runtime.weights import base_sha256, file_sha256
+from serving.artifact import apply_map, calibration_faults, open_artifact
 from tests import tiny
 
 
@@ -173,10 +175,23 @@ def test_base_hash_is_kept_and_renewed_when_the_file_changes(tmp_path, monkeypat
     first = base_sha256(base)
     assert first == file_sha256(model)
     hashed = []
-    monkeypatch.setattr(module, "file_sha256", lambda path: hashed.append(path) or "fresh")
+    monkeypatch.setattr(weights, "file_sha256", lambda path: hashed.append(path) or "fresh")
     assert base_sha256(base) == first and not hashed
     model.write_bytes(model.read_bytes() + b" ")
     assert base_sha256(base) == "fresh" and hashed == [model]
+
+
+def test_a_sharded_base_is_all_of_its_shards(tmp_path):
+    base = tiny.encoder_base(tmp_path / "base")
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(base, max_shard_size="40KB")
+    (base / "model.safetensors").unlink()
+    first = base_sha256(base)
+    shard = weights.weight_files(base)[1]
+    shard.write_bytes(shard.read_bytes() + b" ")
+    assert base_sha256(base) != first
+    shard.unlink()
+    with pytest.raises(ArtifactError, match=shard.name):
+        base_sha256(base)
 
 
 @pytest.mark.parametrize(("kind", "changes", "message"), [
