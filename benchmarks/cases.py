@@ -172,8 +172,8 @@ def run(options: argparse.Namespace) -> Result:
                           "core": bool(case.get("core")), "expected": case.get("expected", "")})
             bar.advance(task)
     meta = make_meta("benchmarks.cases", started=started, data=[options.cases], artifacts=digests,
-                     options={"cases": options.cases.name, "backend": options.backend, "needs": needs,
-                              "only": options.only, "artifact": options.artifact})
+                     options={"cases": options.cases.name, "backend": options.backend,
+                              "needs": needs, "only": options.only, "artifact": options.artifact})
     return Result(_shares(items), _by(items), items, meta)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from data.pairs import build_pairs
-from data.sources import WINDOW_SOURCES, SourceInfo, fits, source_info
+from data.sources import WINDOW_SOURCES, SourceInfo, fits, source_info, story_windows
 from memory_runtime.corpus import AnnotatedWindow, read_windows
 from memory_runtime.errors import BartlettError, ConfigError
 from memory_runtime.prompt import to_digit
@@ -56,6 +56,12 @@ def load(path: Path) -> DataConfig:
     if faults:
         raise ConfigError(f"{path}: " + "; ".join(faults))
     return DataConfig(**tree)
+
+
+def training_stories(authored_dir: Path) -> list[Path]:
+    """Stories that may be learnt from; number 06 of each language is kept for the reports."""
+    stories = (authored_dir / "stories").glob("as-*.json")
+    return sorted(path for path in stories if not path.stem.endswith("-06"))
 
 
 def window_row(annotated: AnnotatedWindow) -> dict[str, Any]:
@@ -139,6 +145,7 @@ def build(config: DataConfig) -> dict[str, Any]:
     step = config.calibration_every
     calibration = [w for n, w in enumerate(authored) if n % step == step - 1]
     train = [w for n, w in enumerate(authored) if n % step != step - 1]
+    train += [w for path in training_stories(authored_dir) for w in story_windows(path)]
     external = Path(config.external_dir)
     corpora, infos, absent = corpus_windows(config, external)
     digests = {

@@ -52,6 +52,9 @@ class SourceInfo:
     records: list[str]
 
 
+STORY = WindowLimits(max_turns=8, max_tokens=220)
+
+
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     with open(path, encoding="utf-8") as lines:
         for line in lines:
@@ -177,35 +180,22 @@ def sgd_windows(path: Path) -> Iterator[AnnotatedWindow]:
                                   gold=(booking,) if booking else ())
 
 
-# --- CrossWOZ: a wish and what was recommended for it is an optional memory ---
+_DECIDES = re.compile(r"决定|就(?:去|住|选|订|它|这家|那家)|订|打算|女朋友|男朋友|孩子|爸|妈|老婆|老公|朋友")
+
+# --- CrossWOZ: one-off wishes and look-ups, which are no memories ---
 
 
 def crosswoz_windows(path: Path) -> Iterator[AnnotatedWindow]:
-    """The first window of each dialogue: what the user looked for and what came of it."""
+    """The first window of each dialogue: search filters and look-ups, so nothing to store.
+
+    Dialogues in which the user says what he decides are left out; their slots do not tell what a
+    memory of the decision would be.
+    """
     for record in _records(path):
         window = cut_windows(_turns(record["sessions"][0]), limits=SHORT,
                              prefix=record["id"] + "/")[0]
-        inside = set(window.turn_ids)
-        wishes: dict[str, list[tuple[str, str]]] = {}
-        names: dict[str, tuple[str, str]] = {}
-        for memory in record["memories"]:
-            turn_id, (domain, slot, value) = memory["evidence"][0], memory["slot"]
-            if turn_id not in inside or value in ("是", "否") or slot.startswith("周边"):
-                continue
-            if memory["kind"] == "user_inform" and slot != "名称":
-                wishes.setdefault(domain, []).append((f"{slot}{value}", turn_id))
-            elif memory["kind"] == "agent_inform" and slot == "名称":
-                names.setdefault(domain, (value, turn_id))
-        gold = []
-        for domain, wished in wishes.items():
-            if domain in names:
-                name, turn_id = names[domain]
-                text = (f"用户想找{'、'.join(w for w, _ in wished[:3])}的{domain}，"
-                        f"客服推荐了{name}。")
-                evidence = list(dict.fromkeys([t for _, t in wished[:3]] + [turn_id]))
-                gold.append(_gold(text, evidence, Layer.EPISODIC, Kind.EVENT, must=False,
-                                  language="zh", attribute=domain))
-        yield AnnotatedWindow(window, "zh", "crosswoz", gold=tuple(gold))
+        if not any(turn.role == "user" and _DECIDES.search(turn.text) for turn in window.turns):
+            yield AnnotatedWindow(window, "zh", "crosswoz")
 
 
 # --- KdConv: talk about films, music and places; facts about the world, none about the speakers ---
@@ -247,6 +237,28 @@ def memorybank_windows(path: Path) -> Iterator[AnnotatedWindow]:
                                   attribute="爱好" if language == "zh" else "hobbies"))
         if gold:
             yield AnnotatedWindow(window, language, f"memorybank_{language}", gold=tuple(gold))
+
+
+# --- our own stories: facts with evidence, without scores ---
+
+
+def story_windows(path: Path) -> Iterator[AnnotatedWindow]:
+    """Windows of an authored story with the facts that are told in them."""
+    story = json.loads(path.read_text(encoding="utf-8"))
+    for session in story["sessions"]:
+        for window in cut_windows(_turns(session), limits=STORY,
+                                  prefix=f"{story['id']}/{session['id']}/"):
+            inside = set(window.turn_ids)
+            gold = []
+            for fact in story["facts"]:
+                evidence = [turn_id for turn_id in fact["evidence"] if turn_id in inside]
+                item = _gold(fact["text"], evidence, Layer(fact["layer"]), Kind.FACT, must=True,
+                             language=story["lang"]) if evidence else None
+                if item and (evidence == fact["evidence"] or _still_said(item, window)):
+                    gold.append(item)
+            if len(window.turns) > 2:
+                yield AnnotatedWindow(replace(window, context=()), story["lang"], "stories",
+                                      story["domain"], gold=tuple(gold))
 
 
 Reader = Callable[[Path], Iterator[AnnotatedWindow]]

@@ -112,12 +112,14 @@ class WireLine:
     """One candidate as written by the model, split where the score digits are.
 
     `head + digits + tail` is the line. Tokenised in these pieces, a digit is always a token of
-    its own and the choice between another line and the end is one token.
+    its own and the choice between another line and the end is one token. `head[:text_end]` is the
+    evidence and the text.
     """
 
     head: str
     digits: str
     tail: str = '"]'
+    text_end: int = 0
 
     def __str__(self) -> str:
         return self.head + self.digits + self.tail
@@ -150,7 +152,9 @@ def wire_line(candidate: Candidate, window: Window) -> WireLine:
     strings = ",".join(json.dumps(value, ensure_ascii=False) for value in fields)
     values = [candidate.keep] + [getattr(candidate.scores, name) for name in SCORE_NAMES]
     digits = "".join(str(to_digit(value)) for value in values)
-    return WireLine(f'[[{numbers}],{strings},"', digits)
+    start = f"[[{numbers}],"
+    text_end = len(start) + len(json.dumps(candidate.text, ensure_ascii=False)) - 1
+    return WireLine(f'{start}{strings},"', digits, text_end=text_end)
 
 
 def score_line(candidate: Candidate, window: Window) -> WireLine:

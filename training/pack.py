@@ -156,8 +156,11 @@ def _add_line(
     row: _RowBuilder, tokenizer: Tokenizer, line: WireLine, values: list[float],
     vocabulary: Vocabulary, weights: RowWeights, *, text_weight: float, first_weight: float,
 ) -> None:
+    # Sources without scores name no subject, attribute or kind either; nothing is learnt of them.
+    known = None if values[-1] != NO_SCORE else len(_ids(tokenizer, line.head[: line.text_end]))
     for n, token in enumerate(_ids(tokenizer, line.head)):
-        row.add(token, weight=first_weight if n == 0 else text_weight)
+        is_known = known is None or n < known
+        row.add(token, weight=first_weight if n == 0 else text_weight * is_known)
     for digit, value in zip(line.digits, values, strict=True):
         weight = weights.score if value != NO_SCORE else 0.0
         row.add(vocabulary.digit_ids[int(digit)], weight=weight, score=value)

@@ -42,15 +42,13 @@ def test_a_booking_is_gold_and_a_look_up_is_nothing(tmp_path):
     assert second.gold == ()
 
 
-def test_a_recommendation_is_optional_gold_in_chinese(tmp_path):
-    record = {"id": "crosswoz/1", "sessions": [{"id": "S1", "time": None, "turns": turns(
-        "想找人均100元的餐馆", "推荐您去聚宝源。", "好的", "不客气")}],
-        "memories": [
-            {"evidence": ["t0"], "kind": "user_inform", "slot": ["餐馆", "人均消费", "100元"]},
-            {"evidence": ["t1"], "kind": "agent_inform", "slot": ["餐馆", "名称", "聚宝源"]}]}
-    (window,) = sources.crosswoz_windows(write(tmp_path / "c.jsonl", [record]))
-    assert [g.candidate.text for g in window.gold] == ["用户想找人均消费100元的餐馆，客服推荐了聚宝源。"]
-    assert not window.gold[0].must and not window.gold[0].has_scores
+def test_look_ups_are_nothing_and_decisions_are_left_out(tmp_path):
+    def record(n, last):
+        return {"id": f"crosswoz/{n}", "sessions": [{"id": "S1", "time": None, "turns": turns(
+            "想找人均100元的餐馆", "推荐您去聚宝源。", last, "不客气")}]}
+    found = list(sources.crosswoz_windows(write(
+        tmp_path / "c.jsonl", [record(1, "好，就去这家吧"), record(2, "谢谢")])))
+    assert [(w.window.id, w.gold) for w in found] == [("crosswoz/2/0", ())]
 
 
 def test_talk_about_oneself_is_no_window_of_nothing(tmp_path):
