@@ -27,10 +27,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from memory_runtime import Memory, RemoteEmbedder, RemoteEncoder, RemoteReranker, Scope, Turn
+from memory_runtime import (
+    Memory,
+    MemoryConfig,
+    RemoteEmbedder,
+    RemoteEncoder,
+    RemoteReranker,
+    Scope,
+    Turn,
+)
 from memory_runtime.corpus import role_of
 from memory_runtime.errors import BartlettError, ConfigError
 from memory_runtime.windows import estimate_tokens
+from serving.config import EncoderSection, RerankerSection
+from serving.config import load_config as load_serving
 
 STORIES = {"zh": "data/authored/stories/as-zh-06.json", "en": "data/authored/stories/as-en-06.json"}
 BANKS = {"zh": "dev/memorybank_zh.jsonl", "en": "dev/memorybank_en.jsonl"}
@@ -139,6 +149,19 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise ConfigError(f"the service was not ready after two minutes; see {log}")
 
 
+def operating_point(config: Path) -> MemoryConfig:
+    """Weights and thresholds that the served artifacts ship."""
+    serving = load_serving(config)
+
+    def shipped(section: EncoderSection | RerankerSection | None) -> dict[str, Any] | None:
+        if section is None or section.artifact is None:
+            return None
+        path = Path(section.artifact) / "calibration.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    return MemoryConfig().with_calibration(shipped(serving.encoder), shipped(serving.reranker))
+
+
 def show_memories(memory: Memory, scope: Scope) -> None:
     """What was stored, with layer, kind and scores."""
     table = Table("layer", "kind", "memory", "keep", "reuse", "goal", "importance", "state",
@@ -191,7 +214,8 @@ def run(options: argparse.Namespace) -> None:
             service(options.config, url, Path(name) / "service.log"):
         console.print(f"service ready after {time.monotonic() - started:.0f} s")
         with Memory(Path(name) / "demo.sqlite", encoder=RemoteEncoder(url),
-                    embedder=RemoteEmbedder(url), reranker=RemoteReranker(url)) as memory:
+                    embedder=RemoteEmbedder(url), reranker=RemoteReranker(url),
+                    config=operating_point(options.config)) as memory:
             for talk in conversations(options):
                 scope = Scope(user=talk.name)
                 begun = time.monotonic()

@@ -32,12 +32,12 @@ from memory_runtime.windows import (
 TRAINING_PERSONAS = ("realmem/Ethan_Hunt", "realmem/Kenta_Tanaka", "realmem/Sarah_Miller")
 """RealMem users whose sessions may be learnt from; the other two are for evaluation."""
 
-CLIP_TOKENS = 60
+CLIP_TOKENS = 45
 """RealMem's turns are long; their middle is cut out."""
 
-REALMEM = WindowLimits(max_turns=3, max_tokens=240)
+REALMEM = WindowLimits(max_turns=3, max_tokens=160)
 
-SHORT = WindowLimits(max_turns=8, max_tokens=120, max_turn_tokens=110)
+SHORT = WindowLimits(max_turns=8, max_tokens=90, max_turn_tokens=80)
 """Windows of the long-winded corpora are cut short, so that a CPU run sees many of them."""
 
 
@@ -52,7 +52,7 @@ class SourceInfo:
     records: list[str]
 
 
-STORY = WindowLimits(max_turns=8, max_tokens=220)
+STORY = WindowLimits(max_turns=8, max_tokens=170)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -84,7 +84,7 @@ def _gold(row: dict[str, Any], language: str) -> Gold:
         dict.fromkeys(SCORE_NAMES, 5 / 9)
     must = bool(row.get("must", True))
     candidate = Candidate(
-        text=row["text"], evidence=tuple(row["evidence"]), subject=row.get("subject") or "user",
+        text=row["text"], evidence=tuple(map(str, row["evidence"])), subject=row.get("subject") or "user",
         attribute=row.get("attribute") or "", layer=Layer(row["layer"]), kind=Kind(row["kind"]),
         polarity=row.get("polarity", "affirmed"), keep=KEEP_MUST if must else KEEP_OPTIONAL,
         scores=Scores(**values), event_time=row.get("event_time"),
@@ -93,21 +93,27 @@ def _gold(row: dict[str, Any], language: str) -> Gold:
     return Gold(candidate, tuple(row.get("literals", ())), must, scores is not None)
 
 
+def _turn(row: dict[str, Any], session_time: str | None) -> Turn:
+    role = row.get("role") or role_of(row["speaker"])
+    return Turn(str(row["id"]), row["speaker"], row["text"], role,
+                row.get("observed_at") or row.get("time") or session_time)
+
+
 def read_window(row: dict[str, Any]) -> AnnotatedWindow:
     """One line of a windows file.
 
     Raises:
-        SchemaError: The line does not fit formats.md; names the window and the fault.
+        SchemaError: The line does not fit the format; names the window and the fault.
     """
+    if not isinstance(row, dict):
+        raise SchemaError(f"a window must be an object, got {type(row).__name__}")
     try:
-        turns = tuple(
-            Turn(t["id"], t["speaker"], t["text"], t.get("role") or role_of(t["speaker"]),
-                 t.get("time") or row.get("session_time"))
-            for t in row["turns"]
-        )
+        time = row.get("session_time")
+        turns = tuple(_turn(t, time) for t in row["turns"])
         window = Window(
-            id=row["id"], turns=turns, session_time=row.get("session_time"),
+            id=str(row["id"]), turns=turns, session_time=time,
             goal=row.get("goal"), known=tuple(row.get("known") or ()),
+            context=tuple(_turn(t, time) for t in row.get("context") or ()),
         )
         text = " ".join(turn.text for turn in turns)
         language = row.get("lang") or detect_language(text)
@@ -116,16 +122,17 @@ def read_window(row: dict[str, Any]) -> AnnotatedWindow:
             tuple(_gold(g, language) for g in row.get("gold", ())),
             tuple(Forbidden(f["text"], f.get("why", "")) for f in row.get("forbidden", ())),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(f"window {row.get('id', '?')!r}: {error!r}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, SchemaError) as error:
+        raise SchemaError(f"no window ({row.get('id', 'without id')!r}): {error!r}") from error
 
 
 def read_windows(path: str | Path) -> Iterator[AnnotatedWindow]:
     """All windows of a file.
 
     Raises:
-        SchemaError: A line is no JSON object or no window; names file and line.
+        SchemaError: A line is no JSON object or no window, or an id comes twice; names the line.
     """
+    seen: set[str] = set()
     with open(path, encoding="utf-8") as lines:
         for n, line in enumerate(lines, start=1):
             if not line.strip():
@@ -135,6 +142,16 @@ def read_windows(path: str | Path) -> Iterator[AnnotatedWindow]:
             except ValueError as error:
                 raise SchemaError(f"{path}:{n} is not JSON: {error}") from error
             try:
-                yield read_window(row)
+                annotated = read_window(row)
             except SchemaError as error:
                 raise SchemaError(f"{path}:{n}: {error}") from error
+            if annotated.window.id in seen:
+                raise SchemaError(f"{path}:{n}: id {annotated.window.id!r} came before; ids must "
+                                  "differ")
+            seen.add(annotated.window.id)
+            yield annotated
+
+
+def read_examples(path: str | Path) -> list[tuple[Window, list[Candidate]]]:
+    """Worked examples for prompt-based extraction: windows with what should come out of them."""
+    return [(item.window, [g.candidate for g in item.gold]) for item in read_windows(path)]

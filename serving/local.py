@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from memory_runtime.corpus import read_examples
 from memory_runtime.models import Extraction
 from memory_runtime.schema import Candidate, Window
 from serving.artifact import open_artifact
@@ -19,7 +20,6 @@ from serving.engine.embedder import TextEmbedder, load_embedder
 from serving.engine.extractor import Extractor, Limits
 from serving.engine.loading import load_causal_lm
 from serving.engine.scorer import PairScorer, load_scorer
-from serving.window_file import read_gold
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def load_extractor(section: EncoderSection, *, device: str, dtype: str) -> Extra
     is_tuned = section.mode == "tuned" and section.artifact is not None
     artifact = open_artifact(section.artifact or "", base=section.base) if is_tuned else None
     lm = load_causal_lm(section.base, artifact=artifact, dtype=dtype, device=device)
-    few_shot = read_gold(section.few_shot) if section.few_shot else []
+    few_shot = read_examples(section.few_shot) if section.few_shot else []
     limits = Limits(
         max_new_tokens=section.max_new_tokens, max_rows=section.max_rows,
         max_batch_tokens=section.max_batch_tokens, max_prompt_tokens=section.max_prompt_tokens)

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memory_runtime.corpus import read_examples, read_windows
 from memory_runtime.errors import ArtifactError, BartlettError, SchemaError
 from memory_runtime.models import Extraction
 from memory_runtime.schema import Window
 from serving.artifact import open_artifact
-from serving.window_file import read_gold, read_windows
 
 if TYPE_CHECKING:
     from serving.engine.extractor import Extractor
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-    windows = read_windows(options.windows)[: options.limit]
+    windows = [item.window for item in read_windows(options.windows)][: options.limit]
     extractor = _extractor(options)
     by = author(extractor)
     done = done_ids(options.out, by=by)
@@ -162,7 +162,7 @@ def _extractor(options: argparse.Namespace) -> Extractor:
     base = base_of(path, options.base)
     artifact = open_artifact(path, base=base) if options.mode == "tuned" and path else None
     lm = load_causal_lm(base, artifact=artifact, dtype=options.dtype, device=options.device)
-    few_shot = read_gold(options.few_shot) if options.few_shot else []
+    few_shot = read_examples(options.few_shot) if options.few_shot else []
     limits = Limits(max_new_tokens=options.max_new_tokens, max_rows=options.batch)
     return Extractor(lm, options.mode, artifact, few_shot, limits,
                      constrained=not options.unconstrained)

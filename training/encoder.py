@@ -265,8 +265,8 @@ def save_artifact(
     tokenizer.save_pretrained(part / "tokenizer")
     runs.write_json(part / "calibration.json", default_calibration())
     (part / "README.md").write_text(model_card(config, report, steps), encoding="utf-8")
-    runs.write_manifest(part, kind="encoder", base={"name": config.base, "sha256": base_sha256(base_dir)},
-                        run=run, seed=config.seed, steps=steps,
+    base = {"name": config.base, "sha256": base_sha256(base_dir)}
+    runs.write_manifest(part, kind="encoder", base=base, run=run, seed=config.seed, steps=steps,
                         extra={"prompt_sha256": prompt_sha256(),
                                "rows": dataclasses.asdict(report)})
     runs.publish(part, target)

@@ -300,8 +300,8 @@ def save_artifact(
     compact_tokenizer(part / "tokenizer" / "tokenizer.json")
     runs.write_json(part / "calibration.json", calibration)
     (part / "README.md").write_text(model_card(config, sources, steps, figures), encoding="utf-8")
-    runs.write_manifest(part, kind="reranker", base={"name": config.base, "sha256": base_sha256(base_dir)},
-                        run=run, seed=config.seed, steps=steps,
+    base = {"name": config.base, "sha256": base_sha256(base_dir)}
+    runs.write_manifest(part, kind="reranker", base=base, run=run, seed=config.seed, steps=steps,
                         extra={"records": data_records(config), "groups": sources,
                                "calibration_figures": figures})
     runs.publish(part, target)

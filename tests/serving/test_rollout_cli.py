@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memory_runtime.corpus import read_windows
 from memory_runtime.errors import ArtifactError, ConfigError, SchemaError
 from memory_runtime.schema import Candidate
 from serving import cli, rollout, service
 from serving.config import load_config
 from serving.local import local_models
-from serving.window_file import read_gold, read_windows
 from tests import tiny
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -54,23 +54,23 @@ embedder: {{base: {pair_base}}}
 
 
 def test_windows_and_gold_are_read_as_they_are_written(window_file):
-    pairs = read_gold(window_file)
-    assert [w.id for w in read_windows(window_file)] == [f"w{n}" for n in range(8)]
-    window, gold = pairs[1]
+    read = list(read_windows(window_file))
+    assert [item.window.id for item in read] == [f"w{n}" for n in range(8)]
+    window, gold = read[1].window, [g.candidate for g in read[1].gold]
     assert window.known == ("k",) and window.turns[1].role == "assistant"
     assert gold[0].keep == pytest.approx(6 / 9) and gold[0].scores.reuse == 1.0
     assert gold[0].attribute == "预算" and gold[0].explicit
 
 
 @pytest.mark.parametrize(("row", "message"), [
-    ({"id": "a"}, "line 2: no window"), ({"id": "a", "turns": []}, "line 2: no window"),
+    ({"id": "a"}, ":2: no window"), ({"id": "a", "turns": []}, ":2: no window"),
     ([], "must be an object"), (row_of(tiny.windows()[0]), "came before"),
 ])
 def test_lines_that_are_no_window_are_named(tmp_path, row, message):
     path = tmp_path / "w.jsonl"
     path.write_text(json.dumps(row_of(tiny.windows()[0])) + "\n" + json.dumps(row) + "\n")
     with pytest.raises(SchemaError, match=message):
-        read_windows(path)
+        list(read_windows(path))
 
 
 def rolled(out):

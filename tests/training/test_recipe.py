@@ -45,7 +45,8 @@ def test_a_step_whose_output_was_removed_runs_again(here):
 
 @pytest.mark.parametrize("resumes, left", [(True, "xx"), (False, "x")])
 def test_only_a_resuming_step_keeps_its_half_made_output(here, resumes, left):
-    fails_once = f"{APPEND}\nimport os, sys\nif not os.path.exists('ok'): open('ok', 'w'); sys.exit(3)"
+    fails_once = (f"{APPEND}\nimport os, sys\n"
+                  "if not os.path.exists('ok'): open('ok', 'w'); sys.exit(3)")
     step = make_step(here, fails_once, resumes=resumes)
     assert run_step(step, here / "stamps") == 3
     assert run_step(step, here / "stamps") == 0
