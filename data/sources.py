@@ -99,7 +99,8 @@ def _realmem_gold(memory: dict[str, Any]) -> Gold | None:
     if memory["kind"] == "schedule":
         kind = Kind.PLAN
     firm = kind in (Kind.CONSTRAINT, Kind.DECISION) or bool(re.search(r"\d", text))
-    layer = Layer.CORE if firm else Layer.SEMANTIC if memory["kind"] == "static" else Layer.EPISODIC
+    loose = Layer.SEMANTIC if memory["kind"] == "static" else Layer.EPISODIC
+    layer = Layer.CORE if firm else loose
     return _gold(text, memory["evidence"], layer, kind, must=True, language="en",
                  polarity="negated" if re.search(r"\b(not|never|no longer)\b", text) else "affirmed")
 
@@ -180,7 +181,8 @@ def sgd_windows(path: Path) -> Iterator[AnnotatedWindow]:
                                   gold=(booking,) if booking else ())
 
 
-_DECIDES = re.compile(r"决定|就(?:去|住|选|订|它|这家|那家)|订|打算|女朋友|男朋友|孩子|爸|妈|老婆|老公|朋友")
+_DECIDES = re.compile(
+    r"决定|就(?:去|住|选|它|这家|那家)|订|打算|孩子|爸|妈|老婆|老公|朋友")
 
 # --- CrossWOZ: one-off wishes and look-ups, which are no memories ---
 
@@ -223,7 +225,8 @@ def memorybank_windows(path: Path) -> Iterator[AnnotatedWindow]:
         turns = _turns(record["sessions"][0])[:6]
         window = Window(record["id"] + "/d0", tuple(turns), session_time=turns[0].observed_at)
         name = record["meta"]["name"] if isinstance(record["meta"], dict) else record["user"]
-        hobbies = [h for h in re.split(r"[，,、;；]\s*", str(record["meta"].get("hobbies", ""))) if h]
+        listed_hobbies = str(record["meta"].get("hobbies", ""))
+        hobbies = [h for h in re.split(r"[，,、;；]\s*", listed_hobbies) if h]
         gold = []
         for turn in turns:
             if turn.role != "user":

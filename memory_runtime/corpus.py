@@ -84,7 +84,8 @@ def _gold(row: dict[str, Any], language: str) -> Gold:
         dict.fromkeys(SCORE_NAMES, 5 / 9)
     must = bool(row.get("must", True))
     candidate = Candidate(
-        text=row["text"], evidence=tuple(map(str, row["evidence"])), subject=row.get("subject") or "user",
+        text=row["text"], evidence=tuple(map(str, row["evidence"])),
+        subject=row.get("subject") or "user",
         attribute=row.get("attribute") or "", layer=Layer(row["layer"]), kind=Kind(row["kind"]),
         polarity=row.get("polarity", "affirmed"), keep=KEEP_MUST if must else KEEP_OPTIONAL,
         scores=Scores(**values), event_time=row.get("event_time"),

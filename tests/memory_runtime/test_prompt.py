@@ -113,8 +113,8 @@ def test_a_bad_line_is_counted(line):
 
 def test_golden_wire_form():
     candidate = Candidate(
-        "用户的项目预算上限是3万元。", ("t3",), "user", "预算", Layer.CORE, Kind.CONSTRAINT, keep=1.0,
-        scores=Scores(8 / 9, 7 / 9, 6 / 9, 2 / 9, 0))
+        "用户的项目预算上限是3万元。", ("t3",), "user", "预算", Layer.CORE, Kind.CONSTRAINT,
+        keep=1.0, scores=Scores(8 / 9, 7 / 9, 6 / 9, 2 / 9, 0))
     line = wire_line(candidate, WINDOW)
     assert str(line) == \
         '[[3],"用户的项目预算上限是3万元。","user","预算","core","constraint","+","987620"]'

@@ -11,7 +11,8 @@ TURNS = st.lists(st.tuples(st.text(max_size=400), st.sampled_from(["s1", "s2"]))
 
 def make(rows):
     ordered = sorted(rows, key=lambda row: row[1])
-    return [Turn(f"t{n}", "user", text, session=session) for n, (text, session) in enumerate(ordered)]
+    return [Turn(f"t{n}", "user", text, session=session)
+            for n, (text, session) in enumerate(ordered)]
 
 
 @given(TURNS)
