@@ -114,8 +114,10 @@ def steps(encoder_yaml: str, reranker_yaml: str) -> list[Step]:
     dev = tuple(arg for path in WINDOWS_DEV for arg in ("--windows", path))
     dev_inputs = tuple(map(Path, WINDOWS_DEV))
     few = ("--few-shot", "configs/few_shot.jsonl")
-    limit = ("--limit", "12") if not torch.cuda.is_available() else ()
-    questions = ("--limit", "120") if not torch.cuda.is_available() else ()
+    # On CPUs the reports are made on a part: windows of each file in one batch, questions a set.
+    on_cpu = not torch.cuda.is_available()
+    limit = ("--limit", "10", "--batch", "20") if on_cpu else ()
+    questions = ("--limit", "100") if on_cpu else ()
     # Calibration rewrites two files of the artifact; they do not make an adapter a new one.
     weights = (encoder_dir / "adapter_model.safetensors",)
     made = [
