@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 # A CPU build on most machines; the README has the line for CUDA.
 TORCH ?= torch==2.13.0
 STAMP := $(VENV)/.installed
+# The profile that `make train` makes artifacts for on this machine.
+SERVING ?= configs/serving$(shell $(PY) -c 'import torch; print("" if torch.cuda.is_available() else "_cpu")').yaml
 
 .PHONY: help setup data train eval demo serve test test-slow check bench clean
 .DEFAULT_GOAL := help
@@ -15,7 +17,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet --upgrade 'pip>=24'
-	$(PY) -m pip install --quiet '$(TORCH)'
+	$(PY) -m pip install --quiet $(TORCH)
 	$(PY) -m pip install --quiet -e '.[train,serve,dev]'
 	touch $@
 
@@ -32,10 +34,10 @@ eval: setup ## judge the artifacts that are there and apply the gate
 	$(PY) -m training.recipe --from extraction_tuned
 
 demo: setup ## start the service, feed two real conversations, ask ten questions
-	$(PY) -m benchmarks.demo
+	$(PY) -m benchmarks.demo --config $(SERVING)
 
 serve: setup ## serve the trained artifacts on 127.0.0.1:3000
-	$(PY) -m serving.cli serve
+	$(PY) -m serving.cli serve --config $(SERVING)
 
 test: setup ## run the tests
 	$(PY) -m pytest

@@ -132,7 +132,10 @@ def service(config: Path, url: str, log: Path) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -221,7 +224,8 @@ def run(options: argparse.Namespace) -> None:
                 begun = time.monotonic()
                 console.rule(f"{talk.name}: {len(talk.turns)} turns")
                 memory.add(talk.turns, scope=scope)
-                memory.flush(scope)
+                for error in memory.flush(scope).errors:
+                    console.print(f"a model failed: {error}", style="red", markup=False)
                 console.print(f"read in {time.monotonic() - begun:.0f} s")
                 show_memories(memory, scope)
                 verdicts = ask(memory, scope, talk)

@@ -40,6 +40,7 @@ from memory_runtime.models import Reranker
 from memory_runtime.windows import estimate_tokens
 from serving.artifact import open_artifact
 from serving.engine.scorer import load_scorer
+from serving.rollout import base_of
 
 ARMS = ("bm25", "dense", "rrf", "rrf+base", "ours")
 CUTS = (1, 5, 20)
@@ -209,14 +210,15 @@ def load_models(
     embedder, digests = CachedEmbedder(plain), {"embedder": model_digest(e5)}
     if artifact_dir is None or "ours" not in names:
         return Models(embedder, e5, digests=digests)
-    artifact = open_artifact(artifact_dir, base=e5)
+    ranker_base = base or base_of(artifact_dir, None)
+    artifact = open_artifact(artifact_dir, base=ranker_base)
     for name, questions in asked.items():
         refuse_trained(name, questions, artifact.manifest)
     if "records" not in artifact.manifest:
         _log.warning("the manifest of %s lists no records: cannot check that the sets are new to "
                      "it", artifact.name)
     config = MemoryConfig().with_calibration(reranker=artifact.calibration)
-    return Models(embedder, e5, load_scorer(e5, artifact), config,
+    return Models(embedder, e5, load_scorer(ranker_base, artifact), config,
                   digests | {"reranker": artifact.digest})
 
 

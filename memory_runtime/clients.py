@@ -8,6 +8,7 @@ goes wrong is raised at once as ServiceError, with what the server said.
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import time
 import urllib.error
@@ -90,7 +91,7 @@ class Service:
                     raise ServiceError(f"{self.url}{route} answered {error.code}: {_said(error)}",
                                        status=error.code) from error
                 self._sleep(self._pause(attempt, error.headers.get("Retry-After")))
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 raise ServiceError(
                     f"cannot reach {self.url}{route}: {error}; is the service running there?"
                 ) from error

@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from memory_runtime.corpus import read_examples, read_windows
 from memory_runtime.errors import ArtifactError, BartlettError, SchemaError
 from memory_runtime.models import Extraction
 from memory_runtime.schema import Window
-from serving.artifact import open_artifact
+from serving.artifact import Artifact, open_artifact
 
 if TYPE_CHECKING:
     from serving.engine.extractor import Extractor
@@ -55,7 +56,8 @@ def done_ids(path: Path, *, by: str) -> set[str]:
     """
     if not path.exists():
         return set()
-    lines = path.read_text(encoding="utf-8").split("\n")
+    # A kill may cut a character in two; it stands in the last line, which is dropped below.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     whole, rest = lines[:-1], lines[-1]
     try:
         written = {row["id"]: row["by"] for row in map(json.loads, whole)}
@@ -76,6 +78,14 @@ def in_chunks(windows: Sequence[Window], size: int) -> Iterator[list[Window]]:
     ordered = sorted(windows, key=lambda w: sum(len(turn.text) for turn in w.turns))
     for start in range(0, len(ordered), size):
         yield ordered[start : start + size]
+
+
+def uncalibrated(artifact: Artifact) -> Artifact:
+    """The artifact as its weights speak: identity maps, nothing dropped."""
+    identity = {"kind": "identity"}
+    scores = dict.fromkeys(artifact.calibration["scores"], identity)
+    return replace(artifact, calibration={
+        **artifact.calibration, "keep": identity, "scores": scores, "keep_floor": 0.0})
 
 
 def base_of(artifact: Path | None, base: Path | None) -> Path:
@@ -110,6 +120,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=16, help="windows decoded together")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--uncalibrated", action="store_true",
+                        help="tuned mode without score maps and keep floor, to fit them on")
     parser.add_argument("--unconstrained", action="store_true", help="decode without the grammar")
     parser.add_argument("--limit", type=int, help="only the first N windows")
     return parser
@@ -161,6 +173,8 @@ def _extractor(options: argparse.Namespace) -> Extractor:
         raise ArtifactError("mode tuned needs an artifact, got -; make one with `make train`")
     base = base_of(path, options.base)
     artifact = open_artifact(path, base=base) if options.mode == "tuned" and path else None
+    if artifact is not None and options.uncalibrated:
+        artifact = uncalibrated(artifact)
     lm = load_causal_lm(base, artifact=artifact, dtype=options.dtype, device=options.device)
     few_shot = read_examples(options.few_shot) if options.few_shot else []
     limits = Limits(max_new_tokens=options.max_new_tokens, max_rows=options.batch)

@@ -255,7 +255,7 @@ def calibrate_encoder(
         Figures of the fit.
 
     Raises:
-        ArtifactError: The artifact is none of an encoder, or was calibrated on another rollout.
+        ArtifactError: The artifact is none of an encoder.
         SchemaError: The rollout and the windows do not fit.
     """
     manifest = runs.read_json(artifact / "manifest.json")
@@ -263,12 +263,6 @@ def calibrate_encoder(
         raise ArtifactError(f"{artifact}: kind is {manifest['kind']!r}, must be 'encoder'")
     calibration = runs.read_json(artifact / "calibration.json")
     fitted_on = runs.data_hash([rollout, windows])
-    if calibration["keep"] != IDENTITY:
-        if calibration.get("fitted_on") == fitted_on:
-            return calibration["fit"]
-        raise ArtifactError(
-            f"{artifact} is calibrated already, so a new rollout of it holds calibrated values; "
-            "train it again, or put the identity back and roll out anew")
     judged = read_rollout(rollout, list(read_windows(windows)))
     similarity = Similarity(embedder)
     similarity.prepare(t for j in judged for t in (

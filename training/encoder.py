@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler, SequentialSampler
+from torch.utils.data import Dataset, Sampler, SequentialSampler, Subset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -317,7 +317,8 @@ def train(config: EncoderConfig) -> Path:
     digit_ids = torch.tensor(vocabulary.digit_ids)
     model = load_model(config, base_dir)
     run = runs.open_run(config, [config.data.train],
-                        lambda: freeze_steps(model, packs, digit_ids, config))
+                        lambda: freeze_steps(model, packs, digit_ids, config),
+                        prompt_sha256=prompt_sha256())
     max_steps = run.frozen["frozen"]["max_steps"]
     # The probe may have drawn random numbers for dropout; a resumed run draws none for it.
     set_seed(config.seed)
@@ -326,7 +327,8 @@ def train(config: EncoderConfig) -> Path:
     trainer = EncoderTrainer(
         model=model, args=training_arguments(config, max_steps), digit_ids=digit_ids,
         alpha=config.loss.squared_error,
-        train_dataset=packs,
+        # No more than the steps fixed above: a run resumed at its very end must not take another.
+        train_dataset=Subset(packs, range(min(len(packs), max_steps * config.optim.accumulation))),
         data_collator=lambda items: items[0],
         callbacks=[ProgressCallback("encoder"), MetricsCallback(run.directory / "metrics.jsonl")])
     trainer.pop_callback(PrinterCallback)
@@ -342,7 +344,8 @@ def finished(config: EncoderConfig) -> Path | None:
     if not manifest.exists() or not resolved.exists() or not Path(config.data.train).exists():
         return None
     have, want = runs.read_json(manifest), runs.read_json(resolved)
-    same = config_hash(config) == have["config_sha256"] == want["config_sha256"] and \
+    same = have["prompt_sha256"] == prompt_sha256() and \
+        config_hash(config) == have["config_sha256"] == want["config_sha256"] and \
         runs.data_hash([config.data.train]) == have["data_sha256"]
     return Path(config.artifact_dir) if same else None
 

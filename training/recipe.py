@@ -7,8 +7,11 @@ inputs. The steps are commands of their own, so that each can be run by hand.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,12 +21,23 @@ from pathlib import Path
 
 import torch
 
+from data.bases import LINK_DIR
 from memory_runtime.weights import file_sha256
 from training.config import EncoderConfig, RerankerConfig, load_config
 from training.run import log, read_json, write_json
 
 WINDOWS_DEV = ("data/authored/windows_dev_zh.jsonl", "data/authored/windows_dev_en.jsonl")
 EXTERNAL = Path("external_data")
+BUILT = ("windows_train.jsonl", "windows_calibration.jsonl", "pairs_train.jsonl",
+         "pairs_calibration.jsonl", "manifest.json")
+BUILDERS = tuple(Path(f"{name}.py") for name in (
+    "data/build", "data/sources", "data/pairs", "data/pair_drafts", "data/pair_slots",
+    "memory_runtime/corpus", "memory_runtime/windows", "memory_runtime/literals",
+    "memory_runtime/lexical"))
+"""Code whose change makes other training files."""
+
+WRITTEN_LATER = frozenset({"eval.json"})
+"""The gate writes its verdict into the artifacts; that makes no report on them stale."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,7 @@ class Step:
         outputs: What it makes.
         resumes: It continues its own half-made outputs; else they are removed before it starts.
         verdict: Its exit status is the verdict of the whole recipe, not a breakdown.
+        ignore: Names of files in its inputs that do not count.
     """
 
     name: str
@@ -59,15 +74,28 @@ def fingerprint(step: Step) -> str:
     return digest.hexdigest()
 
 
+def link_of(base: str) -> Path:
+    """Where `make setup` and the trainers put a base."""
+    return Path(base) if Path(base).is_dir() else LINK_DIR / base.rpartition("/")[2]
+
+
 def external_marker() -> tuple[Path, ...]:
-    """Corpora that are there; their content is read by `data.build`, which notes their digests."""
+    """Files of the corpora that are there."""
     return tuple(sorted(p for p in EXTERNAL.glob("*/*.jsonl"))) if EXTERNAL.exists() else ()
 
 
+def digests(step: Step) -> dict[str, str]:
+    """Digests of the outputs that are files; a directory may be added to by later steps."""
+    return {str(path): file_sha256(path) for path in step.outputs if path.is_file()}
+
+
 def is_done(step: Step, stamp: Path) -> bool:
-    """Whether a step's outputs are there and current."""
-    return (stamp.exists() and all(path.exists() for path in step.outputs)
-            and read_json(stamp).get("fingerprint") == fingerprint(step))
+    """Whether a step's outputs are there, current, and as the step left them."""
+    if not stamp.exists() or not all(path.exists() for path in step.outputs):
+        return False
+    noted = read_json(stamp)
+    return (noted.get("fingerprint") == fingerprint(step)
+            and noted.get("files", {}) == digests(step))
 
 
 def remove(paths: Sequence[Path]) -> None:
@@ -79,25 +107,47 @@ def remove(paths: Sequence[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def run_step(step: Step, stamps: Path) -> int:
+def made_from(stamp: Path, started_from: Path) -> str | None:
+    """Fingerprint under which the outputs were begun or made; None when no recipe did."""
+    if started_from.exists():
+        return started_from.read_text()
+    return read_json(stamp).get("fingerprint") if stamp.exists() else None
+
+
+def take_lock(stamps: Path) -> int:
+    """Wait until no other recipe, and no step that one left behind, works here."""
+    stamps.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(stamps / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log("another run of the recipe, or a step of it, is still at work here; waiting for it")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def run_step(step: Step, stamps: Path, lock: tuple[int, ...] = ()) -> int:
     """Run one step unless it is done; returns its exit status."""
     stamp = stamps / f"{step.name}.json"
-    if is_done(step, stamp):
+    # A verdict costs nothing, and whoever asks again wants to see it.
+    if not step.verdict and is_done(step, stamp):
         log(f"[{step.name}] up to date")
         return 0
     started_from = stamps / f"{step.name}.started"
     current = fingerprint(step)
-    same = started_from.exists() and started_from.read_text() == current
-    if not (step.resumes and same):
+    # What no recipe made is left to the step itself, which checks what it continues.
+    if not step.resumes or made_from(stamp, started_from) not in (None, current):
         remove(step.outputs)
     stamps.mkdir(parents=True, exist_ok=True)
     started_from.write_text(current)
     log(f"[{step.name}] python -m {' '.join(step.command)}")
     started = time.monotonic()
-    status = subprocess.run([sys.executable, "-m", *step.command], check=False).returncode
+    # A step that outlives a killed recipe keeps the lock, so that the next recipe waits for it.
+    status = subprocess.run([sys.executable, "-m", *step.command], check=False,
+                            pass_fds=lock).returncode
     seconds = round(time.monotonic() - started, 1)
     if status == 0:
-        write_json(stamp, {"fingerprint": current, "seconds": seconds})
+        write_json(stamp, {"fingerprint": current, "files": digests(step), "seconds": seconds})
         started_from.unlink()
         log(f"[{step.name}] done in {seconds} s")
     return status
@@ -122,34 +172,35 @@ def steps(encoder_yaml: str, reranker_yaml: str) -> list[Step]:
     weights = (encoder_dir / "adapter_model.safetensors",)
     made = [
         Step("data", ("data.build", "configs/data.yaml"),
-             (Path("configs/data.yaml"), Path("data/authored"), Path("data/sources.py"),
-              Path("data/pairs.py"), Path("data/build.py"), *external_marker()),
-             (built / "manifest.json",)),
+             (Path("configs/data.yaml"), Path("data/authored"), *BUILDERS, *external_marker()),
+             tuple(built / name for name in BUILT)),
         Step("encoder", ("training.encoder", encoder_yaml),
-             (Path(encoder_yaml), built / "windows_train.jsonl"), (encoder_dir,), resumes=True),
+             (Path(encoder_yaml), built / "windows_train.jsonl"),
+             (encoder_dir, Path(encoder.run_dir)), resumes=True),
         Step("rollout", ("serving.rollout", str(encoder_dir), encoder.data.calibration,
-                         str(rollout)),
+                         str(rollout), "--uncalibrated"),
              (*weights, Path(encoder.data.calibration)), (rollout,), resumes=True),
         Step("calibrate", ("training.calibrate", "encoder", str(encoder_dir), "--rollout",
                            str(rollout), "--windows", encoder.data.calibration),
              (rollout,), (encoder_dir / "calibration.json",), resumes=True),
         Step("reranker", ("training.reranker", reranker_yaml),
              (Path(reranker_yaml), built / "pairs_train.jsonl", built / "pairs_calibration.jsonl"),
-             (reranker_dir,), resumes=True),
-        Step("extraction_prompt", ("benchmarks.extraction", *dev, "--encoder", "prompt", *few,
-                                   *limit, "--json", str(out / "extraction_prompt.json")),
+             (reranker_dir, Path(reranker.run_dir)), resumes=True),
+        Step("extraction_prompt", ("benchmarks.extraction", *dev, "--encoder", "prompt",
+                                   "--base", str(link_of(encoder.base)), *few, *limit,
+                                   "--json", str(out / "extraction_prompt.json")),
              (*dev_inputs, Path("configs/few_shot.jsonl")), (out / "extraction_prompt.json",)),
         Step("extraction_tuned", ("benchmarks.extraction", *dev, "--encoder", "tuned",
                                   "--artifact", str(encoder_dir), *limit,
                                   "--json", str(out / "extraction_tuned.json")),
-             (*dev_inputs, encoder_dir), (out / "extraction_tuned.json",)),
+             (*dev_inputs, encoder_dir), (out / "extraction_tuned.json",), ignore=WRITTEN_LATER),
     ]
     if EXTERNAL.exists():
         made.append(Step(
             "recall", ("benchmarks.recall", "--data", str(EXTERNAL / "dev"), "--sets",
                        "locomo,memsim", "--arms", "bm25,rrf,ours", "--artifact",
                        str(reranker_dir), *questions, "--json", str(out / "recall.json")),
-            (reranker_dir,), (out / "recall.json",)))
+            (reranker_dir,), (out / "recall.json",), ignore=WRITTEN_LATER))
     made.append(Step("gate", ("training.evaluate", "configs/gate.yaml", "--reports", str(out),
                               "--encoder", str(encoder_dir), "--reranker", str(reranker_dir)),
                      (out, Path("configs/gate.yaml")), (encoder_dir / "eval.json",), verdict=True))
@@ -170,9 +221,13 @@ def main() -> None:
         raise SystemExit(f"error: --from: no step {args.first!r}; there are {names}")
     if not EXTERNAL.exists():
         log(f"{EXTERNAL}/ is not there: public corpora and the recall report are skipped")
+    stamps = Path("runs/recipe")
+    # SIGTERM ends the step too: subprocess.run kills its child when an exception passes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    lock = (take_lock(stamps),)
     started = time.monotonic()
     for step in made[names.index(args.first) if args.first else 0 :]:
-        status = run_step(step, Path("runs/recipe"))
+        status = run_step(step, stamps, lock)
         if status:
             raise SystemExit(status if step.verdict else f"error: step {step.name} failed")
     log(f"make train: {(time.monotonic() - started) / 60:.1f} minutes")

@@ -371,7 +371,8 @@ def train(config: RerankerConfig) -> Path:
     run.trim_metrics(int(checkpoint.rpartition("-")[2]) if checkpoint else 0)
     trainer = RerankerTrainer(
         model=model, args=training_arguments(config, max_steps), config=config,
-        train_dataset=StepDataset(steps, tokenizer, config.data.max_pair_tokens),
+        # A run resumed at its very end must not take another step.
+        train_dataset=StepDataset(steps[:max_steps], tokenizer, config.data.max_pair_tokens),
         data_collator=lambda items: items[0],
         callbacks=[ProgressCallback("reranker"), MetricsCallback(run.directory / "metrics.jsonl")])
     trainer.pop_callback("PrinterCallback")

@@ -115,6 +115,7 @@ def open_run(
     config: Any,  # noqa: ANN401
     data_files: list[str],
     freeze: Callable[[], dict[str, Any]],
+    **contracts: str,
 ) -> Run:
     """Start a run or come back to it.
 
@@ -122,19 +123,21 @@ def open_run(
         config: The configuration dataclass, with `run_dir`.
         data_files: Files that the run learns from; another content is another run.
         freeze: Called once, before step 1, for what is measured and then fixed (step counts).
+        contracts: Digests of whatever else a run depends on, like the prompt.
 
     Raises:
-        ConfigError: The directory holds a run of another configuration or of other data.
+        ConfigError: The directory holds a run of another configuration, data or prompt.
     """
     directory = Path(config.run_dir)
     missing = [path for path in data_files if not Path(path).exists()]
     if missing:
         raise ConfigError(f"data files are missing: {missing}; run `make data` first")
-    hashes = {"config_sha256": config_hash(config), "data_sha256": data_hash(data_files)}
+    hashes = {"config_sha256": config_hash(config), "data_sha256": data_hash(data_files),
+              **contracts}
     path = directory / "resolved.json"
     if path.exists():
         resolved = read_json(path)
-        changed = [name for name, value in hashes.items() if resolved[name] != value]
+        changed = [name for name, value in hashes.items() if resolved.get(name) != value]
         if changed:
             raise ConfigError(
                 f"{directory} holds a run with another {' and '.join(changed)}; "

@@ -53,6 +53,16 @@ def test_only_a_resuming_step_keeps_its_half_made_output(here, resumes, left):
     assert (here / "out.txt").read_text() == left
 
 
+def test_a_step_that_rewrites_a_file_of_another_step_finds_it_and_runs_again_when_it_is_back(here):
+    rewrite = "text = open('out.txt').read(); open('out.txt', 'w').write(text + 'c')"
+    step = make_step(here, rewrite, resumes=True)
+    for _ in range(2):
+        (here / "out.txt").write_text("1")
+        assert run_step(step, here / "stamps") == 0
+        assert run_step(step, here / "stamps") == 0
+        assert (here / "out.txt").read_text() == "1c"
+
+
 def test_the_recipe_names_commands_that_exist():
     root = Path(__file__).parents[2]
     for step in recipe.steps(str(root / "configs/encoder_cpu.yaml"),
