@@ -91,6 +91,9 @@ _KINDS: list[tuple[str, Kind]] = [
 ]
 
 
+_NOT = re.compile(r"\b(not|never|no longer)\b")
+
+
 def _realmem_gold(memory: dict[str, Any]) -> Gold | None:
     text = re.sub(r"^【[^】]*】\s*", "", memory["text"]).strip()
     if not 20 <= len(text) <= 320 or text.lower().startswith("assistant is awaiting"):
@@ -102,7 +105,7 @@ def _realmem_gold(memory: dict[str, Any]) -> Gold | None:
     loose = Layer.SEMANTIC if memory["kind"] == "static" else Layer.EPISODIC
     layer = Layer.CORE if firm else loose
     return _gold(text, memory["evidence"], layer, kind, must=True, language="en",
-                 polarity="negated" if re.search(r"\b(not|never|no longer)\b", text) else "affirmed")
+                 polarity="negated" if _NOT.search(text) else "affirmed")
 
 
 def _clipped(turn: Turn) -> Turn:
