@@ -116,8 +116,14 @@ def read_window(row: dict[str, Any]) -> AnnotatedWindow:
             goal=row.get("goal"), known=tuple(row.get("known") or ()),
             context=tuple(_turn(t, time) for t in row.get("context") or ()),
         )
+        ids = set(window.turn_ids)
+        stray = [e for g in row.get("gold", ()) for e in g["evidence"] if str(e) not in ids]
+        if stray:
+            raise SchemaError(f"evidence {stray[:3]} is not among the turns {window.turn_ids}")
         text = " ".join(turn.text for turn in turns)
         language = row.get("lang") or detect_language(text)
+        if language not in ("zh", "en"):
+            raise SchemaError(f"lang is {language!r}; allowed: zh, en")
         return AnnotatedWindow(
             window, language, row.get("source", ""), row.get("domain", ""),
             tuple(_gold(g, language) for g in row.get("gold", ())),

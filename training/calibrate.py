@@ -318,6 +318,7 @@ def main() -> None:
     parser.add_argument("--windows", type=Path, required=True, help="the same windows, with gold")
     parser.add_argument("--embedder", default="multilingual-e5-small", help="untuned base e5")
     args = parser.parse_args()
+    runs.quiet_libraries()
     try:
         fit = calibrate_encoder(args.artifact, args.rollout, args.windows,
                                 BaseEmbedder(resolve(args.embedder)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memory_runtime.errors import SchemaError
+from memory_runtime.errors import ConfigError, SchemaError
 from memory_runtime.prompt import (
     EMPTY,
     NUM_DIGITS,
@@ -220,11 +220,11 @@ def pack_rows(
         prefix: Leading tokens that all rows share and that a pack holds only once.
 
     Raises:
-        ValueError: A row is longer than the budget.
+        ConfigError: A row is longer than the budget.
     """
     too_long = [row.id for row in rows if len(row) > budget]
     if too_long:
-        raise ValueError(
+        raise ConfigError(
             f"{len(too_long)} rows are longer than pack_tokens={budget} (first: {too_long[:3]}); "
             "raise optim.pack_tokens or lower data.max_row_tokens"
         )

@@ -40,6 +40,10 @@ WRITTEN_LATER = frozenset({"eval.json"})
 """The gate writes its verdict into the artifacts; that makes no report on them stale."""
 
 
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+"""Keeps the notes of libraries out of the log; the steps show progress of their own."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One command.
@@ -144,7 +148,7 @@ def run_step(step: Step, stamps: Path, lock: tuple[int, ...] = ()) -> int:
     started = time.monotonic()
     # A step that outlives a killed recipe keeps the lock, so that the next recipe waits for it.
     status = subprocess.run([sys.executable, "-m", *step.command], check=False,
-                            pass_fds=lock).returncode
+                            pass_fds=lock, env={**os.environ, **QUIET}).returncode
     seconds = round(time.monotonic() - started, 1)
     if status == 0:
         write_json(stamp, {"fingerprint": current, "files": digests(step), "seconds": seconds})

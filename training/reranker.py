@@ -28,6 +28,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PrinterCallback,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -375,7 +376,7 @@ def train(config: RerankerConfig) -> Path:
         train_dataset=StepDataset(steps[:max_steps], tokenizer, config.data.max_pair_tokens),
         data_collator=lambda items: items[0],
         callbacks=[ProgressCallback("reranker"), MetricsCallback(run.directory / "metrics.jsonl")])
-    trainer.pop_callback("PrinterCallback")
+    trainer.pop_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=checkpoint)
     save_artifact(model, tokenizer, config, base_dir, run, sources)
     return Path(config.artifact_dir)
@@ -400,6 +401,7 @@ def main() -> None:
     parser.add_argument("config", help="YAML file, for example configs/reranker_cpu.yaml")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     args = parser.parse_args()
+    runs.quiet_libraries()
     try:
         print(train(load_config(RerankerConfig, args.config, args.overrides)))  # noqa: T201
     except BartlettError as error:

@@ -33,8 +33,9 @@ def log(message: str) -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep the bars and the deprecation notes of libraries out of a run's log."""
+    """Keep the bars and the notes of libraries out of a run's log."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
 

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memory_runtime.corpus import read_window
 from memory_runtime.errors import SchemaError
 from memory_runtime.schema import Scope, Turn, Window, detect_language
 from memory_runtime.windows import WindowLimits, clip_to_tokens, cut_windows, estimate_tokens
@@ -75,3 +76,16 @@ def test_an_empty_scope_or_window_is_refused():
 def test_language_is_read_off_the_letters():
     assert detect_language("我在用 Python 写代码") == "zh"
     assert detect_language("I live in 北京 and work at a bank near the river") == "en"
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"lang": "fr"}, "lang is 'fr'"),
+    ({"gold": [{"text": "x", "evidence": ["t9"], "layer": "core", "kind": "fact"}]}, "t9"),
+    ({"gold": [{"text": "x", "evidence": ["t1"], "layer": "top", "kind": "fact"}]}, "top"),
+])
+def test_a_faulty_annotated_window_is_named(changes, message):
+    row = {"id": "w7", "lang": "en", "turns": [{"id": "t1", "speaker": "user", "text": "hi"}]}
+    assert read_window(row).window.id == "w7"
+    with pytest.raises(SchemaError, match=message) as caught:
+        read_window({**row, **changes})
+    assert "w7" in str(caught.value)

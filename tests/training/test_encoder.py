@@ -124,7 +124,7 @@ def test_packs_hold_every_row_once_within_the_budget():
     packs = pack_rows(rows * 3, 1500, seed=1)
     assert sorted(r.id for p in packs for r in p) == sorted(r.id for r in rows * 3)
     assert all(sum(map(len, pack)) <= 1500 for pack in packs)
-    with pytest.raises(ValueError, match="pack_tokens"):
+    with pytest.raises(ConfigError, match="pack_tokens"):
         pack_rows(rows, 10, seed=1)
 
 
