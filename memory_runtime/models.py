@@ -23,6 +23,7 @@ class Extraction:
         invalid: Lines of the model that were no candidate.
         truncated: The model ran into the token limit.
         raw: The completion as written.
+        empty_log_odds: How much likelier the model found it that there is nothing, before any bias.
     """
 
     candidates: list[Candidate]
@@ -32,6 +33,7 @@ class Extraction:
     invalid: int = 0
     truncated: bool = False
     raw: str = ""
+    empty_log_odds: float | None = None
 
 
 class Encoder(Protocol):

@@ -332,6 +332,8 @@ def calibration_faults(kind: str, calibration: dict[str, Any]) -> list[str]:
     faults = _map_faults("keep", calibration.get("keep"))
     if not _is_number(floor) or not 0 <= floor <= 1:
         faults.append(f"keep_floor is {floor!r}, allowed is 0..1")
+    if not _is_number(calibration.get("empty_bias", 0.0)):
+        faults.append(f"empty_bias is {calibration['empty_bias']!r}, must be a number")
     if not isinstance(scores, dict) or set(scores) != set(SCORE_NAMES):
         faults.append(f"scores must have a map for each of {list(SCORE_NAMES)}, got {scores!r}")
         return faults

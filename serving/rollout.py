@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from serving.engine.extractor import Extractor
 
 BASES = Path("artifacts/bases")
+NEVER_EMPTY = 1e4
+"""Bias under which every window is emitted from, so that calibration sees what it would cost."""
 DEFAULT_BASE = BASES / "Qwen2.5-Coder-0.5B-Instruct"
 
 
@@ -43,6 +45,7 @@ def result_row(
         "completion_tokens": extraction.completion_tokens,
         "invalid": extraction.invalid,
         "truncated": extraction.truncated,
+        "empty_log_odds": extraction.empty_log_odds,
         "seconds": round(seconds, 4),
         "by": by,
     }
@@ -81,11 +84,12 @@ def in_chunks(windows: Sequence[Window], size: int) -> Iterator[list[Window]]:
 
 
 def uncalibrated(artifact: Artifact) -> Artifact:
-    """The artifact as its weights speak: identity maps, nothing dropped."""
+    """The artifact as its weights speak: identity maps, nothing dropped, no window left empty."""
     identity = {"kind": "identity"}
     scores = dict.fromkeys(artifact.calibration["scores"], identity)
     return replace(artifact, calibration={
-        **artifact.calibration, "keep": identity, "scores": scores, "keep_floor": 0.0})
+        **artifact.calibration, "keep": identity, "scores": scores, "keep_floor": 0.0,
+        "empty_bias": NEVER_EMPTY})
 
 
 def base_of(artifact: Path | None, base: Path | None) -> Path:

@@ -131,6 +131,12 @@ class Judged:
 
     annotated: AnnotatedWindow
     candidates: tuple[Candidate, ...]
+    empty_log_odds: float | None = None
+
+    def silenced(self, bias: float) -> Judged:
+        """What is left of the window when the first token is weighed with a bias."""
+        silent = self.empty_log_odds is not None and self.empty_log_odds >= bias
+        return Judged(self.annotated, (), self.empty_log_odds) if silent else self
 
     @property
     def keeps(self) -> Floats:
@@ -144,7 +150,7 @@ def read_rollout(path: Path, windows: Sequence[AnnotatedWindow]) -> list[Judged]
     Raises:
         SchemaError: A line is no result, or a window has none.
     """
-    found: dict[str, tuple[Candidate, ...]] = {}
+    found: dict[str, tuple[tuple[Candidate, ...], float | None]] = {}
     with open(path, encoding="utf-8") as lines:
         for n, line in enumerate(lines, start=1):
             if not line.strip():
@@ -152,7 +158,8 @@ def read_rollout(path: Path, windows: Sequence[AnnotatedWindow]) -> list[Judged]
             try:
                 row = json.loads(line)
                 items = [*row["candidates"], *row["dropped"]]
-                found[row["id"]] = tuple(Candidate.from_json(item) for item in items)
+                found[row["id"]] = (tuple(Candidate.from_json(item) for item in items),
+                                    row.get("empty_log_odds"))
             except (ValueError, KeyError, TypeError) as error:
                 raise SchemaError(f"{path}:{n} is no rollout line: {error!r}") from error
     absent = [w.window.id for w in windows if w.window.id not in found]
@@ -160,7 +167,7 @@ def read_rollout(path: Path, windows: Sequence[AnnotatedWindow]) -> list[Judged]
         raise SchemaError(
             f"{path} lacks {len(absent)} of {len(windows)} windows, for example {absent[0]!r}; "
             "run serving.rollout over the same windows file")
-    return [Judged(w, found[w.window.id]) for w in windows]
+    return [Judged(w, *found[w.window.id]) for w in windows]
 
 
 @dataclass(frozen=True)
@@ -226,6 +233,31 @@ def floors(keeps: Floats, *, most: int = 40) -> list[float]:
     return [0.0, *map(float, middles)]
 
 
+def biases(windows: Sequence[Judged]) -> list[float]:
+    """Biases worth trying: none, the middles between neighbouring odds, and never silent."""
+    odds = sorted({j.empty_log_odds for j in windows if j.empty_log_odds is not None})
+    middles = [(low + high) / 2 for low, high in zip(odds, odds[1:], strict=False)]
+    return [0.0, *middles, odds[-1] + 1.0] if odds else [0.0]
+
+
+def pick_point(windows: Sequence[Judged], similarity: Similarity) -> tuple[float, Counts]:
+    """The bias of the first token and the keep floor with the best F1 together."""
+    num_turns = sum(len(j.annotated.window.turns) for j in windows)
+    levels = floors(np.concatenate([j.keeps for j in windows]))
+    best: tuple[float, Counts] | None = None
+    for bias in biases(windows):
+        left = [j.silenced(bias) for j in windows]
+        points = [count(left, similarity, floor) for floor in levels]
+        if not any(point.kept for point in points):
+            continue
+        point = pick_floor(points, num_turns)
+        if best is None or (point.f1, point.precision) > (best[1].f1, best[1].precision):
+            best = bias, point
+    if best is None:
+        return 0.0, pick_floor([count(windows, similarity, 0.0)], num_turns)
+    return best
+
+
 def pick_floor(points: Sequence[Counts], num_turns: int) -> Counts:
     """The floor with the best F1; among equals the one with the higher precision.
 
@@ -268,15 +300,13 @@ def calibrate_encoder(
     similarity.prepare(t for j in judged for t in (
         *(c.text for c in j.candidates), *(g.candidate.text for g in j.annotated.gold)))
     mapping, fit = _fit_keep(judged, similarity)
-    mapped = [Judged(j.annotated, _with_keep(j, mapping)) for j in judged]
-    points = [count(mapped, similarity, floor)
-              for floor in floors(np.concatenate([j.keeps for j in mapped]))]
-    best = pick_floor(points, sum(len(j.annotated.window.turns) for j in judged))
-    fit |= {"floor": best.floor, "precision": best.precision, "recall_must": best.recall,
-            "f1": best.f1, "kept": best.kept, "windows": len(judged)}
+    mapped = [Judged(j.annotated, _with_keep(j, mapping), j.empty_log_odds) for j in judged]
+    bias, best = pick_point(mapped, similarity)
+    fit |= {"floor": best.floor, "empty_bias": bias, "precision": best.precision,
+            "recall_must": best.recall, "f1": best.f1, "kept": best.kept, "windows": len(judged)}
     runs.write_json(artifact / "calibration.json", {
-        **calibration, "keep": mapping, "keep_floor": best.floor, "fitted_on": fitted_on,
-        "fit": fit})
+        **calibration, "keep": mapping, "keep_floor": best.floor, "empty_bias": bias,
+        "fitted_on": fitted_on, "fit": fit})
     runs.reseal(artifact)
     return fit
 

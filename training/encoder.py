@@ -277,7 +277,8 @@ def default_calibration() -> dict[str, Any]:
     identity = {"kind": "identity"}
     names = ("reuse", "goal", "emphasis", "emotion", "commitment")
     return {
-        "keep_floor": 0.5, "keep": identity, "scores": dict.fromkeys(names, identity),
+        "keep_floor": 0.5, "empty_bias": 0.0, "keep": identity,
+        "scores": dict.fromkeys(names, identity),
         "importance": {"reuse": 0.4, "goal": 0.3, "novelty": 0.2, "emphasis": 0.1,
                        "emotion": 0.05, "commitment": 0.05},
         "thresholds": {"long_term": 0.45},

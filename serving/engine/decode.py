@@ -14,6 +14,29 @@ from serving.engine.loading import LoadedLM
 from serving.engine.prefill import PromptState, run_model
 
 
+@dataclass(frozen=True, slots=True)
+class FirstChoice:
+    """The first token decides whether a window holds anything; calibration moves that threshold.
+
+    Attributes:
+        empty, some: Token ids of the two answers.
+        bias: Log-odds taken off `empty`; what a wrongly silent model needs.
+    """
+
+    empty: int
+    some: int
+    bias: float
+
+    def weigh(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+        """Note the odds as the model gives them and return the moved logits, [B, V]."""
+        odds = (logits[:, self.empty] - logits[:, self.some]).tolist()
+        for row, value in zip(rows, odds, strict=True):
+            row.empty_log_odds = float(value)
+        moved = logits.clone()
+        moved[:, self.empty] -= self.bias
+        return moved
+
+
 @dataclass(slots=True)
 class Row:
     """One completion in the making.
@@ -23,12 +46,14 @@ class Row:
         max_tokens: When to stop it.
         ids: Tokens so far, the stop token excluded.
         is_finished: It ended by itself: by a stop token or the end of its grammar.
+        empty_log_odds: How much likelier `nothing` was than `something` as the first token.
     """
 
     matcher: TokenMatcher | None
     max_tokens: int
     ids: list[int] = field(default_factory=list)
     is_finished: bool = False
+    empty_log_odds: float | None = None
 
     def take(self, logits: Tensor, guess: int, stop_ids: Sequence[int]) -> int | None:
         """Take the next token, or None when the row is at its end."""
@@ -43,7 +68,9 @@ class Row:
 
 
 @torch.inference_mode()
-def decode(lm: LoadedLM, state: PromptState, rows: Sequence[Row]) -> None:
+def decode(
+    lm: LoadedLM, state: PromptState, rows: Sequence[Row], *, choice: FirstChoice | None = None
+) -> None:
     """Complete every row in place, greedily.
 
     Rows do not influence each other: alone or in a batch the text is the same, except that float
@@ -55,6 +82,7 @@ def decode(lm: LoadedLM, state: PromptState, rows: Sequence[Row]) -> None:
         state: The prefilled prompts with room for the longest completion; not to be used for
             decoding again, but its prompts stay valid for scoring.
         rows: One per prompt.
+        choice: Weighs the first token of every row.
 
     Raises:
         FloatingPointError: The model's output is not a number.
@@ -65,6 +93,8 @@ def decode(lm: LoadedLM, state: PromptState, rows: Sequence[Row]) -> None:
     hidden = state.last_hidden
     while True:
         logits = lm.head(hidden)
+        if choice is not None:
+            logits, choice = choice.weigh(logits, rows), None
         best, guesses = logits.max(dim=-1)
         if not bool(torch.isfinite(best).all()):
             raise FloatingPointError("the model's logits are not finite; check weights and dtype")

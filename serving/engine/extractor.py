@@ -19,13 +19,13 @@ from memory_runtime.prompt import (
     parse,
     parse_prompt_answer,
     prompt_json_schema,
+    score_line,
     wire_grammar,
-    wire_line,
 )
 from memory_runtime.schema import SCORE_NAMES, Candidate, Scores, Turn, Window
 from serving.artifact import Artifact, apply_map
 from serving.engine.constrained import Grammars, TokenMatcher
-from serving.engine.decode import Row, decode
+from serving.engine.decode import FirstChoice, Row, decode
 from serving.engine.loading import LoadedLM
 from serving.engine.packing import plan_batches
 from serving.engine.prefill import Prefiller, PromptState
@@ -130,7 +130,7 @@ class Extractor:
     ) -> list[NDArray[np.float64]]:
         """Expected values before calibration: per window [num candidates, 6], keep first."""
         prompts = [self._wire_prompt(window) for window, _ in pairs]
-        lines = [[branch_of(self.lm.tokenizer, wire_line(c, window)) for c in candidates]
+        lines = [[branch_of(self.lm.tokenizer, score_line(c, window)) for c in candidates]
                  for window, candidates in pairs]
         probe = self._wire_probe()
         values: list[NDArray[np.float64]] = [np.zeros((0, 6))] * len(pairs)
@@ -203,7 +203,7 @@ class Extractor:
         limit = self.limits.max_new_tokens
         state = self._prefiller.prefill(prompts, room=limit, probe=probe)
         rows = [Row(self._matcher(window), limit) for window in windows]
-        decode(self.lm, state, rows)
+        decode(self.lm, state, rows, choice=self._first_choice())
         texts = [self._text(row.ids) for row in rows]
         read = parse_prompt_answer if self.mode == "prompt" else parse
         parsed = [read(text, window) for text, window in zip(texts, windows, strict=True)]
@@ -212,10 +212,20 @@ class Extractor:
             Extraction(
                 candidates=good, dropped=bad, prompt_tokens=len(prompt),
                 completion_tokens=len(row.ids), invalid=result.invalid,
-                truncated=not row.is_finished, raw=text)
+                truncated=not row.is_finished, raw=text, empty_log_odds=row.empty_log_odds)
             for (good, bad), prompt, row, result, text
             in zip(kept, prompts, rows, parsed, texts, strict=True)
         ]
+
+    def _first_choice(self) -> FirstChoice | None:
+        """The tokens that say `nothing` and `something`, where this vocabulary has them whole."""
+        if self.mode == "prompt":
+            return None
+        tokens = [self.lm.tokenizer.encode(text, add_special_tokens=False) for text in ("[]", "[[")]
+        if any(len(ids) != 1 for ids in tokens):
+            return None
+        bias = float(self.artifact.calibration.get("empty_bias", 0.0)) if self.artifact else 0.0
+        return FirstChoice(empty=tokens[0][0], some=tokens[1][0], bias=bias)
 
     def _matcher(self, window: Window) -> TokenMatcher | None:
         if not self.constrained:
@@ -235,7 +245,7 @@ class Extractor:
         if self.artifact is None:
             return [(result.candidates, []) for result in parsed]
         branches = [
-            [branch_of(self.lm.tokenizer, wire_line(c, window)) for c in result.candidates]
+            [branch_of(self.lm.tokenizer, score_line(c, window)) for c in result.candidates]
             for window, result in zip(windows, parsed, strict=True)
         ]
         values = score_branches(self.lm, state, branches, max_tokens=self.limits.max_score_tokens)

@@ -15,8 +15,8 @@ from memory_runtime.prompt import (
     parse,
     parse_prompt_answer,
     prompt_ids,
+    score_line,
     wire_grammar,
-    wire_line,
 )
 from memory_runtime.schema import Turn, Window
 from serving.artifact import apply_map
@@ -178,7 +178,7 @@ def test_packed_scores_equal_independent_ones(tuned):
             prompt = prompt_ids(tuned.lm.tokenizer, window)
             for candidate, row in zip(candidates, values, strict=True):
                 np.testing.assert_allclose(
-                    row, _independent(model, tuned.lm, prompt, wire_line(candidate, window)),
+                    row, _independent(model, tuned.lm, prompt, score_line(candidate, window)),
                     atol=1e-5)
     finally:
         model.set_attn_implementation(tuned.lm.model.config._attn_implementation)
@@ -195,7 +195,7 @@ def _independent(model, lm, prompt, line):
 
 def test_branch_is_tokenised_in_the_pieces_of_training(base_lm):
     window = tiny.windows()[1]
-    line = wire_line(tiny.candidates(window)[0], window)
+    line = score_line(tiny.candidates(window)[0], window)
     branch = branch_of(base_lm.tokenizer, line)
     assert len(branch.ids) == branch.first_digit + 6
     assert base_lm.tokenizer.decode(branch.ids[branch.first_digit:]) == line.digits
@@ -277,7 +277,7 @@ def test_not_a_number_is_an_error(encoder_base):
     state = Prefiller(lm).prefill([[5, 6, 7]], room=4)
     with pytest.raises(FloatingPointError):
         decode(lm, state, [Row(None, 4)])
-    branch = branch_of(lm.tokenizer, wire_line(tiny.candidates(tiny.windows()[0])[0],
+    branch = branch_of(lm.tokenizer, score_line(tiny.candidates(tiny.windows()[0])[0],
                                                tiny.windows()[0]))
     with pytest.raises(FloatingPointError):
         score_branches(lm, state, [[branch]], max_tokens=512)

@@ -93,7 +93,8 @@ def test_rollout_of_every_mode_writes_one_line_a_window(
         assert set(rows) == {f"w{n}" for n in range(8)}
         for row in rows.values():
             assert set(row) == {"id", "candidates", "dropped", "completion", "prompt_tokens",
-                                "completion_tokens", "invalid", "truncated", "seconds", "by"}
+                                "completion_tokens", "invalid", "truncated", "seconds", "by",
+                                    "empty_log_odds"}
             assert row["completion_tokens"] <= 40 and row["prompt_tokens"] > 100
             for candidate in row["candidates"] + row["dropped"]:
                 Candidate.from_json(candidate)
