@@ -65,9 +65,14 @@ def _neutral(text: str) -> str:
     return clean_text(text)[0].replace("<|", "< |")
 
 
+def _one_line(text: str) -> str:
+    return " ".join(_neutral(text).split())
+
+
 def _turn_line(label: str, turn: Turn) -> str:
-    text = clip_to_tokens(_neutral(turn.text), MAX_TURN_TOKENS)
-    return f"{label} {_neutral(turn.speaker)}: {text}"
+    # Indented, so that no line inside a turn can pass for the next turn.
+    text = clip_to_tokens(_neutral(turn.text), MAX_TURN_TOKENS).replace("\n", "\n  ")
+    return f"{label} {_one_line(turn.speaker)}: {text}"
 
 
 def render_window(window: Window) -> str:
@@ -76,8 +81,8 @@ def render_window(window: Window) -> str:
     if window.session_time:
         lines.append(f"time: {window.session_time}")
     if window.goal:
-        lines.append(f"goal: {_neutral(window.goal)}")
-    lines += [f"known: {_neutral(text)}" for text in window.known]
+        lines.append(f"goal: {_one_line(window.goal)}")
+    lines += [f"known: {_one_line(text)}" for text in window.known]
     lines += [_turn_line("(earlier)", turn) for turn in window.context]
     lines += [_turn_line(f"[{n}]", turn) for n, turn in enumerate(window.turns, start=1)]
     return "\n".join(lines)
@@ -398,7 +403,7 @@ def parse_prompt_answer(completion: str, window: Window) -> Parsed:
 
 def prompt_sha256() -> str:
     """Digest of everything that shapes the encoder's input and output; stored in artifacts."""
-    sample = Window("w", (Turn("t1", "user", "x"),), session_time="2026-01-01", goal="g",
+    sample = Window("w", (Turn("t1", "user", "x\ny"),), session_time="2026-01-01", goal="g",
                     known=("k",), context=(Turn("t0", "a", "y", "assistant"),))
     parts = [SYSTEM, render_window(sample), wire_grammar(3), str(MAX_TURN_TOKENS)]
     return hashlib.sha256("\x00".join(parts).encode()).hexdigest()

@@ -89,7 +89,7 @@ def topic_break(turns: Sequence[Turn], *, first: int) -> int:
     for cut in range(first, len(turns) + 1):
         after = turns[cut : cut + 2]
         # The end of the run has no right side inside it; it counts as an average boundary.
-        overlap = _overlap(turns[cut - 2 : cut], after) if after else 0.1
+        overlap = _overlap(turns[max(0, cut - 2) : cut], after) if after else 0.1
         if overlap <= best_overlap:
             best, best_overlap = cut, overlap
     return best

@@ -56,6 +56,12 @@ def test_a_forced_cut_falls_where_the_topic_changes():
     assert len(cut_windows(turns)[0].turns) == 9
 
 
+def test_a_short_run_is_not_cut_after_its_first_turn_for_want_of_neighbours():
+    turns = [Turn(f"t{n}", "user", f"my cat Whiskers likes fish number {n}") for n in range(9)]
+    windows = cut_windows(turns, limits=WindowLimits(max_turns=3))
+    assert [len(w.turns) for w in windows] == [3, 3, 3]
+
+
 @pytest.mark.parametrize("text", ["word " * 2000, "我喜欢在周末去爬山。" * 300])
 def test_clipping_keeps_both_ends_and_the_bound(text):
     clipped = clip_to_tokens(text, 100)
