@@ -197,8 +197,19 @@ def _routes(query: Query, index: ScopeIndex) -> dict[str, list[tuple[int, float]
     return found
 
 
-def fuse(query: Query, index: ScopeIndex, config: RecallConfig) -> list[Hit]:
-    """Every memory that a route found, in fused order."""
+def pool_size(config: RecallConfig, top_k: int | None) -> int:
+    """How many memories of the fused order are looked at more closely."""
+    return max(config.pool, config.top_k if top_k is None else top_k)
+
+
+def fuse(
+    query: Query, index: ScopeIndex, config: RecallConfig, *, top_k: int | None = None
+) -> list[Hit]:
+    """Every memory that a route found, in fused order.
+
+    Only the pool's hits carry their share of the question's words: reading the words of all of
+    them took three fifths of a search.
+    """
     routes = _routes(query, index)
     ids = {name: [index.rows[n].memory.id for n, _ in found] for name, found in routes.items()}
     fused = reciprocal_rank(list(ids.values()), k=config.rrf_k)
@@ -210,13 +221,15 @@ def fuse(query: Query, index: ScopeIndex, config: RecallConfig) -> list[Hit]:
         ranks = {name: listed.index(memory_id) + 1 for name, listed in ids.items()
                  if memory_id in listed}
         hits.append(Hit(
-            memory=memory, score=total, fused=total, ranks=ranks,
-            relevance=index.bm25.coverage(query.text, memory.candidate.text),
+            memory=memory, score=total, relevance=0.0, fused=total, ranks=ranks,
             cosine=raw.get("vector", {}).get(memory_id),
             bm25=raw.get("lexical", {}).get(memory_id)))
     # Equal scores: the newer observation first.
     hits.sort(key=lambda hit: (-hit.fused, -seconds_of(hit.memory.observed_at)))
-    return hits
+    size = pool_size(config, top_k)
+    pool = [replace(hit, relevance=index.bm25.coverage(query.text, hit.memory.candidate.text))
+            for hit in hits[:size]]
+    return pool + hits[size:]
 
 
 def blend(probability: float, fused: float, weight: float) -> float:
@@ -282,7 +295,7 @@ def finish(
         top_k: How many at most; the configured number when None. The token budget grows with it.
     """
     top_k = config.top_k if top_k is None else top_k
-    head = list(fused[: max(config.pool, top_k)])
+    head = list(fused[: pool_size(config, top_k)])
     ranked = _rerank(query.text, head, reranker, config) if reranker and head else None
     budget = config.token_budget * max(1, -(-top_k // config.top_k))
     return Recalled(
@@ -295,7 +308,8 @@ def recall(
     top_k: int | None = None,
 ) -> Recalled:
     """Search one scope: `fuse`, then `finish`."""
-    return finish(query, fuse(query, index, config), config, reranker=reranker, top_k=top_k)
+    fused = fuse(query, index, config, top_k=top_k)
+    return finish(query, fused, config, reranker=reranker, top_k=top_k)
 
 
 def search_turns(query: str, turns: Sequence[Turn], k: int) -> tuple[TurnHit, ...]:

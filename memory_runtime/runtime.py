@@ -333,7 +333,8 @@ class Memory:
         filters = Filters(states, agent, session, after, before)
         prepared = self._query(query, asked_at, routes, filters)
         with self._lock:
-            fused = fuse(prepared, self._indexes.get(scope.key), self.config.recall)
+            fused = fuse(
+                prepared, self._indexes.get(scope.key), self.config.recall, top_k=top_k)
         found = finish(prepared, fused, self.config.recall, reranker=self._reranker, top_k=top_k)
         if include_turns:
             count = self.config.recall.top_k if top_k is None else top_k

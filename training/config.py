@@ -186,9 +186,17 @@ class RerankerConfig:
     budget: Budget = field(default_factory=Budget)
 
 
+def _as_number(value: object, kind: object) -> object:
+    """Whole numbers as float where one is wanted; so is `5e-4`, which YAML 1.1 reads as text."""
+    if kind is float and type(value) in (int, str):
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except ValueError:
+            return value
+    return value
+
+
 def _check_value(path: str, value: object, kind: object, meta: dict[str, Any]) -> list[str]:
-    if kind is float and type(value) is int:
-        value = float(value)
     if not isinstance(kind, type) or type(value) is not kind:
         return [f"{path}: expected {getattr(kind, '__name__', kind)}, got {value!r}"]
     if "range" in meta:
@@ -218,9 +226,8 @@ def _build(cls: type[T], data: object, path: str, faults: list[str]) -> T | None
         if dataclasses.is_dataclass(hints[name]):
             values[name] = _build(hints[name], data[name], f"{dot}{name}", faults)  # type: ignore[arg-type]
             continue
-        faults += _check_value(f"{dot}{name}", data[name], hints[name], dict(spec.metadata))
-        values[name] = float(data[name]) if hints[name] is float and type(data[name]) is int \
-            else data[name]
+        values[name] = _as_number(data[name], hints[name])
+        faults += _check_value(f"{dot}{name}", values[name], hints[name], dict(spec.metadata))
     return None if faults else cls(**values)
 
 

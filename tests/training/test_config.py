@@ -29,6 +29,8 @@ def test_overrides_reach_nested_keys_and_change_the_hash(tmp_path):
     plain = load_config(EncoderConfig, path)
     changed = load_config(EncoderConfig, path, ["lora.r=4", "budget.train_minutes=2"])
     assert (changed.lora.r, changed.budget.train_minutes) == (4, 2.0)
+    # YAML 1.1 reads a number without a point as text.
+    assert load_config(EncoderConfig, path, ["optim.lr=5e-4"]).optim.lr == 5e-4
     assert config_hash(plain) != config_hash(changed)
 
 

@@ -44,3 +44,29 @@ def test_weights_scale_their_position_only():
         return encoder_loss(logits, targets, scores, torch.tensor(weights), digit_ids)
 
     assert torch.allclose(loss(2.0, 3.0), 2 * loss(1.0, 0.0) + 3 * loss(0.0, 1.0))
+
+
+def test_the_gradient_is_that_of_the_plain_formula():
+    torch.manual_seed(0)
+    logits = torch.randn(5, 30, dtype=torch.float64, requires_grad=True)
+    digit_ids, targets = torch.arange(10), torch.tensor([4, 20, 0, 29, 9])
+    scores, weights = torch.tensor([0.4, -1, 0.0, -1, 0.95]), torch.tensor([1.0, 2, 0.5, 0, 3])
+
+    def plain() -> torch.Tensor:
+        total = logits.new_zeros(())
+        for row, target, score, weight in zip(logits, targets, scores, weights, strict=True):
+            loss = F.cross_entropy(row, target)
+            if score >= 0:
+                own = row[digit_ids]
+                wanted = two_hot(score[None])[0].double()
+                loss = -(wanted * (own - row.logsumexp(-1))).sum()
+                error = own.softmax(-1) @ (torch.arange(10) / 9).double() - score
+                loss = loss + 0.3 * error**2
+            total = total + weight * loss
+        return total
+
+    ours = encoder_loss(logits, targets, scores, weights, digit_ids, alpha=0.3)
+    (got,) = torch.autograd.grad(ours, logits)
+    (want,) = torch.autograd.grad(plain(), logits)
+    assert torch.allclose(ours.double(), plain(), atol=1e-5)
+    assert torch.allclose(got, want, atol=1e-6)
