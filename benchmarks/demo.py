@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -117,18 +118,22 @@ def conversations(options: argparse.Namespace) -> list[Conversation]:
 
 
 @contextmanager
-def service(config: Path, url: str, log: Path) -> Iterator[None]:
+def service(config: Path, port: int, log: Path) -> Iterator[None]:
     """Run the service until the block ends.
 
     Raises:
-        ConfigError: It does not come up; says where its log is.
+        ConfigError: It does not come up, or the port is taken; says where its log is.
     """
+    # Else the questions would go to whatever listens there already.
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise ConfigError(f"port {port} is taken; stop what listens there or give --port")
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "serving.cli", "serve", "--config", str(config)],
-            stdout=out, stderr=subprocess.STDOUT)
+            [sys.executable, "-m", "serving.cli", "serve", "--config", str(config),
+             "--port", str(port)], stdout=out, stderr=subprocess.STDOUT)
         try:
-            wait_ready(process, url, log)
+            wait_ready(process, f"http://127.0.0.1:{port}", log)
             yield
         finally:
             process.terminate()
@@ -214,7 +219,7 @@ def run(options: argparse.Namespace) -> None:
     started = time.monotonic()
     url = f"http://127.0.0.1:{options.port}"
     with tempfile.TemporaryDirectory() as name, \
-            service(options.config, url, Path(name) / "service.log"):
+            service(options.config, options.port, Path(name) / "service.log"):
         console.print(f"service ready after {time.monotonic() - started:.0f} s")
         with Memory(Path(name) / "demo.sqlite", encoder=RemoteEncoder(url),
                     embedder=RemoteEmbedder(url), reranker=RemoteReranker(url),

@@ -131,6 +131,22 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def split_calibration(
+    files: list[list[AnnotatedWindow]], step: int
+) -> tuple[list[AnnotatedWindow], list[AnnotatedWindow]]:
+    """Every `step`-th window of each file calibrates.
+
+    Counted within its file, so that windows added at the end change the side of no other: an
+    adapter that goes on being trained must not meet its calibration windows.
+
+    Returns:
+        Windows to learn from, windows to calibrate on.
+    """
+    calibration = [w for windows in files for w in windows[step - 1 :: step]]
+    taken = {w.window.id for w in calibration}
+    return [w for windows in files for w in windows if w.window.id not in taken], calibration
+
+
 def build(config: DataConfig) -> dict[str, Any]:
     """Build everything; returns the manifest.
 
@@ -141,10 +157,8 @@ def build(config: DataConfig) -> dict[str, Any]:
     files = sorted(authored_dir.glob("windows_train_*.jsonl"))
     if not files:
         raise ConfigError(f"{authored_dir} holds no windows_train_*.jsonl; check authored_dir")
-    authored = [w for path in files for w in read_windows(path)]
-    step = config.calibration_every
-    calibration = [w for n, w in enumerate(authored) if n % step == step - 1]
-    train = [w for n, w in enumerate(authored) if n % step != step - 1]
+    train, calibration = split_calibration(
+        [list(read_windows(path)) for path in files], config.calibration_every)
     train += [w for path in training_stories(authored_dir) for w in story_windows(path)]
     external = Path(config.external_dir)
     corpora, infos, absent = corpus_windows(config, external)

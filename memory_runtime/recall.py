@@ -32,6 +32,13 @@ ROUTES = ("vector", "lexical", "time")
 DEPTH = 100
 """Results that each route hands to the fusion."""
 
+TIME_WEIGHT = 0.1
+"""Weight of the time route beside 1 for words and for vectors.
+
+A question may name a day in passing. On MemSim, words and time, MRR was .892 with weight 1, .905 with
+it in the order of the words, and .939 for words alone.
+"""
+
 _VAGUE = content_terms("do done doing did happen happened go went say said tell told "
                        "做了什么 做 干了 发生 事 事情 说了 去了 哪些 哪里 干 说 去")
 
@@ -155,7 +162,7 @@ def is_only_about_time(query: str) -> bool:
 
 
 def _by_time(
-    index: ScopeIndex, days: tuple[date, date], allowed: Allowed, k: int
+    index: ScopeIndex, days: tuple[date, date], allowed: Allowed
 ) -> list[tuple[int, float]]:
     """Rows whose event falls into the days asked for, latest first."""
     found = []
@@ -163,7 +170,19 @@ def _by_time(
         first, last = _days_of(index.rows[number].memory)
         if first <= days[1] and days[0] <= last:
             found.append((number, 1.0))
-    return sorted(found, key=lambda item: -item[0])[:k]
+    return sorted(found, key=lambda item: -item[0])
+
+
+def _in_order_of(
+    timed: list[tuple[int, float]], others: Sequence[list[tuple[int, float]]], config: RecallConfig
+) -> list[tuple[int, float]]:
+    """What happened on the days asked for, in the order in which the other routes found it.
+
+    A day narrows, it does not rank: in the order of time alone the route put whatever else
+    happened then beside the answer (MemSim, words and time: MRR .892, words alone .939).
+    """
+    ranks = reciprocal_rank([[str(n) for n, _ in found] for found in others], k=config.rrf_k)
+    return sorted(timed, key=lambda item: -ranks.get(str(item[0]), 0.0))[:DEPTH]
 
 
 # --- fusion and reranking ---
@@ -180,20 +199,24 @@ class Query:
     filters: Filters = field(default_factory=Filters)
 
 
-def _routes(query: Query, index: ScopeIndex) -> dict[str, list[tuple[int, float]]]:
+def _routes(
+    query: Query, index: ScopeIndex, config: RecallConfig
+) -> dict[str, list[tuple[int, float]]]:
     allowed = index.allowed(lambda row: query.filters.rejects(row) is None)
     days = query_interval(query.text, query.asked_at) if "time" in query.routes else None
+    timed: list[tuple[int, float]] = []
     found: dict[str, list[tuple[int, float]]] = {}
     if days is not None:
-        timed = _by_time(index, days, allowed, DEPTH)
+        timed = _by_time(index, days, allowed)
         if timed and is_only_about_time(query.text):
             allowed = np.zeros(len(index), dtype=np.bool_)
             allowed[[number for number, _ in timed]] = True
-        found["time"] = timed
     if "lexical" in query.routes:
         found["lexical"] = index.by_words(query.text, DEPTH, allowed)
     if "vector" in query.routes and query.vector is not None:
         found["vector"] = index.by_vector(query.vector, DEPTH, allowed)
+    if days is not None:
+        found["time"] = _in_order_of(timed, list(found.values()), config)
     return found
 
 
@@ -210,9 +233,11 @@ def fuse(
     Only the pool's hits carry their share of the question's words: reading the words of all of
     them took three fifths of a search.
     """
-    routes = _routes(query, index)
+    routes = _routes(query, index, config)
     ids = {name: [index.rows[n].memory.id for n, _ in found] for name, found in routes.items()}
-    fused = reciprocal_rank(list(ids.values()), k=config.rrf_k)
+    fused = reciprocal_rank([ids[name] for name in ids if name != "time"], k=config.rrf_k)
+    for memory_id, extra in reciprocal_rank([ids.get("time", [])], k=config.rrf_k).items():
+        fused[memory_id] = fused.get(memory_id, 0.0) + TIME_WEIGHT * extra
     raw = {name: {index.rows[n].memory.id: s for n, s in found}
            for name, found in routes.items()}
     hits = []

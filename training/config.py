@@ -117,6 +117,8 @@ class EncoderConfig:
     "Checkpoints, metrics and the resolved configuration."
     artifact_dir: str
     "Where the finished artifact goes."
+    init: str = ""
+    "Directory of an adapter to go on from, for example a released one; empty = from the base."
     dtype: str = one_of("auto", "auto", "float32", "bfloat16")
     "auto = bfloat16 where the hardware multiplies it, else float32."
     seed: int = bounded(7, 0, 2**31)

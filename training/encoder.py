@@ -38,6 +38,7 @@ from memory_runtime.prompt import parse, prompt_sha256
 from memory_runtime.weights import base_sha256
 from training import run as runs
 from training.config import EncoderConfig, config_hash, load_config
+from training.initial import load_initial, open_initial
 from training.losses import encoder_loss
 from training.pack import (
     Row,
@@ -50,6 +51,7 @@ from training.pack import (
 )
 from training.progress import MetricsCallback, ProgressCallback
 from training.rows import RowReport, build_rows
+from training.tokenizer_file import compact_tokenizer
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -115,7 +117,7 @@ class EncoderTrainer(Trainer):
 
 
 def load_model(config: EncoderConfig, base_dir: Path) -> PeftModel:
-    """The base with fresh adapters, seeded."""
+    """The base with its adapters: fresh and seeded, or those to go on from."""
     set_seed(config.seed)
     base = AutoModelForCausalLM.from_pretrained(
         base_dir, dtype=runs.pick_dtype(config.dtype), attn_implementation="sdpa",
@@ -127,10 +129,13 @@ def load_model(config: EncoderConfig, base_dir: Path) -> PeftModel:
         raise ConfigError(
             f"lora.first_layer: got {config.lora.first_layer}, but the base has "
             f"{base.config.num_hidden_layers} layers")
-    return get_peft_model(base, LoraConfig(
+    model = get_peft_model(base, LoraConfig(
         task_type="CAUSAL_LM", r=config.lora.r, lora_alpha=config.lora.lora_alpha,
         lora_dropout=config.lora.lora_dropout, target_modules=list(PROJECTIONS),
         layers_to_transform=layers if config.lora.first_layer else None))
+    if config.init:
+        load_initial(model, Path(config.init))
+    return model
 
 
 def select_windows(windows: list[AnnotatedWindow], limit: int) -> list[AnnotatedWindow]:
@@ -249,25 +254,32 @@ def training_arguments(config: EncoderConfig, max_steps: int) -> TrainingArgumen
 
 def save_artifact(
     model: PeftModel, tokenizer: PreTrainedTokenizerBase, config: EncoderConfig, base_dir: Path,
-    run: runs.Run, steps: int, report: RowReport,
+    run: runs.Run, steps: int, report: RowReport, initial: dict[str, Any] | None = None,
 ) -> None:
-    """Write the adapter in bfloat16 with all that serving verifies."""
+    """Write the adapter in bfloat16 with all that serving verifies.
+
+    `initial` is the manifest of the adapter that the run went on from.
+    """
+    before = initial.get("total_steps", initial["steps"]) if initial else 0
     target = Path(config.artifact_dir)
     part = target.with_name(target.name + ".part")
     part.mkdir(parents=True, exist_ok=True)
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_file({k: v.detach().to(torch.bfloat16).contiguous().cpu() for k, v in state.items()},
-              part / "adapter_model.safetensors")
+              part / runs.WEIGHTS)
     adapter = model.peft_config["default"]
     adapter.base_model_name_or_path = config.base
     adapter.inference_mode = True
     adapter.save_pretrained(part)
     tokenizer.save_pretrained(part / "tokenizer")
+    compact_tokenizer(part / "tokenizer" / "tokenizer.json")
     runs.write_json(part / "calibration.json", default_calibration())
-    (part / "README.md").write_text(model_card(config, report, steps), encoding="utf-8")
+    card = model_card(config, report, steps, before)
+    (part / "README.md").write_text(card, encoding="utf-8")
     base = {"name": config.base, "sha256": base_sha256(base_dir)}
     runs.write_manifest(part, kind="encoder", base=base, run=run, seed=config.seed, steps=steps,
-                        extra={"prompt_sha256": prompt_sha256(),
+                        extra={"prompt_sha256": prompt_sha256(), "total_steps": before + steps,
+                               "initial": initial and initial["files"][runs.WEIGHTS],
                                "rows": dataclasses.asdict(report)})
     runs.publish(part, target)
 
@@ -285,13 +297,14 @@ def default_calibration() -> dict[str, Any]:
     }
 
 
-def model_card(config: EncoderConfig, report: RowReport, steps: int) -> str:
+def model_card(config: EncoderConfig, report: RowReport, steps: int, before: int) -> str:
     """What the artifact is and what it learnt from."""
     sources = "\n".join(f"- {name}: {count} windows" for name, count in
                         sorted(report.by_source.items()))
+    history = f" after {before} steps of the adapter it went on from" if before else ""
     return (
         f"# Bartlett encoder\n\nLoRA r={config.lora.r} on {config.base}; emits and scores memory "
-        f"candidates, English and Chinese. {steps} steps, seed {config.seed}.\n\n"
+        f"candidates, English and Chinese. {steps} steps{history}, seed {config.seed}.\n\n"
         f"## Trained on\n{sources}\n\nSchema-Guided Dialogue (sgd) is CC BY-SA 4.0 by Google; "
         "the other sources are Apache-2.0 or MIT.\n\n"
         "Figures are in eval.json; hashes and versions in manifest.json.\n"
@@ -304,6 +317,7 @@ def train(config: EncoderConfig) -> Path:
         runs.log(f"already trained: {done}")
         return done
     base_dir = resolve(config.base)
+    initial = open_initial(Path(config.init), base_dir) if config.init else None
     tokenizer = AutoTokenizer.from_pretrained(base_dir, local_files_only=True)
     rows, report, vocabulary = prepare_rows(config, tokenizer)
     runs.log(f"rows {report.used} ({report.empty} empty, {report.too_long} too long), tokens "
@@ -317,7 +331,7 @@ def train(config: EncoderConfig) -> Path:
         config.optim.accumulation, prefix=prefix)
     digit_ids = torch.tensor(vocabulary.digit_ids)
     model = load_model(config, base_dir)
-    run = runs.open_run(config, [config.data.train],
+    run = runs.open_run(config, learns_from(config),
                         lambda: freeze_steps(model, packs, digit_ids, config),
                         prompt_sha256=prompt_sha256())
     max_steps = run.frozen["frozen"]["max_steps"]
@@ -334,20 +348,27 @@ def train(config: EncoderConfig) -> Path:
         callbacks=[ProgressCallback("encoder"), MetricsCallback(run.directory / "metrics.jsonl")])
     trainer.pop_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=checkpoint)
-    save_artifact(model, tokenizer, config, base_dir, run, max_steps, report)
+    save_artifact(model, tokenizer, config, base_dir, run, max_steps, report, initial)
     return Path(config.artifact_dir)
+
+
+def learns_from(config: EncoderConfig) -> list[str]:
+    """Files that decide what a run learns; another content is another run."""
+    return [config.data.train, *([str(Path(config.init) / runs.WEIGHTS)] if config.init else [])]
 
 
 def finished(config: EncoderConfig) -> Path | None:
     """The artifact of this very configuration and data, if it is there."""
     manifest = Path(config.artifact_dir) / "manifest.json"
     resolved = Path(config.run_dir) / "resolved.json"
-    if not manifest.exists() or not resolved.exists() or not Path(config.data.train).exists():
+    if not manifest.exists() or not resolved.exists():
         return None
     have, want = runs.read_json(manifest), runs.read_json(resolved)
+    if not all(Path(name).exists() for name in learns_from(config)):
+        return None
     same = have["prompt_sha256"] == prompt_sha256() and \
         config_hash(config) == have["config_sha256"] == want["config_sha256"] and \
-        runs.data_hash([config.data.train]) == have["data_sha256"]
+        runs.data_hash(learns_from(config)) == have["data_sha256"]
     return Path(config.artifact_dir) if same else None
 
 

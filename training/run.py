@@ -23,6 +23,9 @@ from memory_runtime.schema import SCHEMA_VERSION
 from memory_runtime.weights import file_sha256
 from training.config import config_hash
 
+WEIGHTS = "adapter_model.safetensors"
+"""Name that PEFT gives to the weights of an adapter."""
+
 PACKAGES = ("torch", "transformers", "peft", "tokenizers", "numpy")
 
 

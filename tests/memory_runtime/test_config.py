@@ -1,3 +1,4 @@
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +11,20 @@ from memory_runtime.config import from_mapping
 SHIPPED = Path(__file__).parents[2] / "configs" / "memory.yaml"
 
 
-def test_the_shipped_file_holds_every_key_with_its_default():
-    assert yaml.safe_load(SHIPPED.read_text()) == asdict(MemoryConfig())
+def test_the_shipped_file_shows_every_key_with_its_default():
+    text = SHIPPED.read_text()
+    # Uncommented, the keys that artifacts ship are there too.
+    whole = re.sub(r"^( *)# ?(?=(?:  )?[a-z_]+:)", r"\1", text, flags=re.MULTILINE)
+    assert yaml.safe_load(whole) == asdict(MemoryConfig())
     assert load_config(SHIPPED) == MemoryConfig()
+
+
+def test_the_shipped_file_leaves_an_artifacts_operating_point_alone():
+    calibrated = MemoryConfig().with_calibration(
+        {"keep_floor": 0.3, "importance": {"reuse": 0.5}, "thresholds": {"long_term": 0.6}},
+        {"relevance": {"kind": "identity"}, "blend": {"weight": 0.85}, "nothing_below": 0.1})
+    assert calibrated != MemoryConfig()
+    assert load_config(SHIPPED, base=calibrated) == calibrated
 
 
 def test_all_faults_are_reported_at_once():

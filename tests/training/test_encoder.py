@@ -196,3 +196,43 @@ def test_a_base_without_digit_tokens_is_refused():
 
     with pytest.raises(Exception, match="digit"):
         Vocabulary.of(NoDigits(), 0)
+
+
+def test_a_run_goes_on_from_an_artifact(config, tmp_path):
+    first = encoder.train(load_config(EncoderConfig, config))
+    more = ["optim.lr=0.0", f"init={first}", f"run_dir={tmp_path}/run2",
+            f"artifact_dir={tmp_path}/second"]
+    second = encoder.train(load_config(EncoderConfig, config, more))
+    # Nothing is learnt at rate 0, so the weights are those it began with.
+    ours, theirs = (load_file(path / "adapter_model.safetensors") for path in (second, first))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    before, after = (json.loads((path / "manifest.json").read_text()) for path in (first, second))
+    assert after["initial"] == before["files"]["adapter_model.safetensors"]
+    assert after["total_steps"] == before["steps"] + after["steps"]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ("lora.r=2", "r is 4"), ("lora.first_layer=1", "tensors differ")])
+def test_an_adapter_of_another_shape_is_no_start(config, tmp_path, change, message):
+    first = encoder.train(load_config(EncoderConfig, config, ["optim.epochs=1"]))
+    more = [change, f"init={first}", f"run_dir={tmp_path}/run2"]
+    with pytest.raises(ConfigError, match=message):
+        encoder.train(load_config(EncoderConfig, config, more))
+
+
+def test_a_damaged_adapter_or_one_of_another_prompt_is_no_start(config, tmp_path):
+    first = encoder.train(load_config(EncoderConfig, config, ["optim.epochs=1"]))
+    again = load_config(EncoderConfig, config, [f"init={first}", f"run_dir={tmp_path}/run2"])
+    manifest = json.loads((first / "manifest.json").read_text())
+    (first / "manifest.json").write_text(json.dumps({**manifest, "prompt_sha256": "old"}))
+    with pytest.raises(ConfigError, match="its prompt is old"):
+        encoder.train(again)
+    (first / "manifest.json").write_text(json.dumps(manifest))
+    with (first / "adapter_model.safetensors").open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"!")
+    with pytest.raises(ConfigError, match="its weights is"):
+        encoder.train(again)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        encoder.train(dataclasses.replace(again, init=str(tmp_path / "nowhere")))
