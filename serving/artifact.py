@@ -28,8 +28,20 @@ REQUIRED_FILES = (
     "adapter_model.safetensors", "adapter_config.json", "calibration.json",
     "tokenizer/tokenizer.json",
 )
-HEAD_MODULES = ("pooler", "classifier")
-"""What a reranker adapter carries in full beside its LoRA matrices."""
+HEADS = {
+    ("classifier", "pooler"): ("bert.pooler.dense", "classifier"),
+    ("classifier",): ("classifier.dense", "classifier.out_proj"),
+}
+"""Linear maps that a reranker adapter carries in full, by its modules_to_save.
+
+The first is the head of a BERT classifier, the second that of a RoBERTa one (bge-reranker).
+"""
+HEAD_OF_TYPE = {
+    "bert": ("classifier", "pooler"), "roberta": ("classifier",), "xlm-roberta": ("classifier",),
+}
+"""modules_to_save that fit a base, by the model_type of its config.json."""
+_HEAD_NAME = re.compile(r"(?:^|\.)(?:pooler|classifier)(?:\.|$)")
+_BACKBONE = re.compile(r"^(?:bert|roberta)\.")
 
 PEFT_PREFIX = "base_model.model."
 
@@ -193,10 +205,18 @@ def _check_adapter_config(path: Path, kind: str, adapter: dict[str, Any]) -> Non
         raise ArtifactError(f"{where}: lora_alpha is {alpha!r}, must be a number")
     # PEFT adds "score", which no BERT has, for every sequence classifier.
     saved = sorted(set(adapter.get("modules_to_save") or ()) - {"score"})
-    allowed = sorted(HEAD_MODULES) if kind == "reranker" else []
-    if saved != allowed:
-        raise ArtifactError(
-            f"{where}: modules_to_save is {saved}, for {kind} it must be {allowed}")
+    allowed = [list(names) for names in HEADS] if kind == "reranker" else [[]]
+    if saved not in allowed:
+        raise ArtifactError(f"{where}: modules_to_save is {saved}, for {kind} it must be "
+                            f"{' or '.join(map(str, allowed))}")
+
+
+def head_tensors(artifact: Artifact) -> set[str]:
+    """Names of the head's weights and biases; empty for an encoder."""
+    if artifact.kind != "reranker":
+        return set()
+    saved = tuple(sorted(set(artifact.adapter["modules_to_save"]) - {"score"}))
+    return {f"{module}.{part}" for module in HEADS[saved] for part in ("weight", "bias")}
 
 
 def adapter_shapes(artifact: Artifact) -> dict[str, tuple[int, ...]]:
@@ -221,25 +241,17 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
-def _is_head(name: str) -> bool:
-    return name.split(".")[-2] == "classifier" or ".pooler.dense." in f".{name}"
-
-
 def _check_adapter_keys(artifact: Artifact) -> None:
     """Every LoRA matrix has its partner and the configured rank; nothing else is in the file."""
     shapes, rank = adapter_shapes(artifact), int(artifact.adapter["r"])
     modules = lora_modules(shapes)
     expected = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
-    head = {name for name in shapes if artifact.kind == "reranker" and _is_head(name)}
-    missing, extra = sorted(expected - set(shapes)), sorted(set(shapes) - expected - head)
+    expected |= head_tensors(artifact)
+    missing, extra = sorted(expected - set(shapes)), sorted(set(shapes) - expected)
     if missing or extra or not modules:
         raise ArtifactError(
             f"{artifact.weights_path}: missing keys {missing[:5]}, unexpected keys {extra[:5]}, "
             f"{len(modules)} LoRA modules")
-    if artifact.kind == "reranker" and len(head) != 4:
-        raise ArtifactError(
-            f"{artifact.weights_path}: needs weight and bias of pooler and classifier, "
-            f"got {sorted(head)}")
     for module in modules:
         a, b = shapes[f"{module}.lora_A.weight"], shapes[f"{module}.lora_B.weight"]
         if a[0] != rank or b[1] != rank:
@@ -266,29 +278,45 @@ def check_base(artifact: Artifact, base: Path) -> None:
         raise ArtifactError(
             f"{artifact.path} was trained on {artifact.manifest['base']['name']} with sha256 "
             f"{expected}, the base at {base} has {got}; give the matching base directory")
-    inside = {name.removeprefix("bert."): shape for file in weight_files(base)
+    _check_head_fits(artifact, base)
+    inside = {_BACKBONE.sub("", name): shape for file in weight_files(base)
               for name, shape in tensor_shapes(file).items()}
     shapes = adapter_shapes(artifact)
     modules = lora_modules(shapes)
     for module in modules:
-        weight = inside.get(f"{module.removeprefix('bert.')}.weight")
+        weight = inside.get(f"{_BACKBONE.sub('', module)}.weight")
         want = (shapes[f"{module}.lora_B.weight"][0], shapes[f"{module}.lora_A.weight"][1])
         if weight != want:
             raise ArtifactError(
                 f"{artifact.path}: {module} is {want}, the base at {base} has {weight} there")
     linear = [name.removesuffix(".weight") for name, shape in inside.items()
               if len(shape) == 2 and name.endswith(".weight") and "embed" not in name]
-    have = {module.removeprefix("bert.") for module in modules}
-    wanted = {m for m in linear if _is_target(m, artifact.adapter) and "pooler" not in m}
+    have = {_BACKBONE.sub("", module) for module in modules}
+    wanted = {m for m in linear if _is_target(m, artifact.adapter) and not _HEAD_NAME.search(m)}
     missing = sorted(wanted - have - {"lm_head"})
     if missing:
         raise ArtifactError(f"{artifact.path}: target_modules names {missing[:5]}, whose LoRA "
                             "matrices are missing from the adapter")
 
 
+def _check_head_fits(artifact: Artifact, base: Path) -> None:
+    """A BERT head has no place in a RoBERTa model, nor the reverse."""
+    if artifact.kind != "reranker":
+        return
+    kind = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind not in HEAD_OF_TYPE:
+        raise ArtifactError(f"the base at {base} is of type {kind!r}; rerankers are served on "
+                            f"{sorted(HEAD_OF_TYPE)}")
+    saved = set(artifact.adapter["modules_to_save"]) - {"score"}
+    if saved != set(HEAD_OF_TYPE[kind]):
+        raise ArtifactError(
+            f"{artifact.path}: its head {sorted(saved)} is none of a {kind} model, which the base "
+            f"at {base} is")
+
+
 def _is_target(module: str, adapter: dict[str, Any]) -> bool:
     targets = adapter.get("target_modules") or ()
-    names = (module, f"bert.{module}")
+    names = (module, f"bert.{module}", f"roberta.{module}")
     layers = adapter.get("layers_to_transform")
     if layers is not None:
         number = re.search(r"\.layers?\.(\d+)\.", module)

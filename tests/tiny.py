@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
 )
 
 from memory_runtime.prompt import prompt_sha256
@@ -149,6 +151,17 @@ def pair_base(directory: Path, *, seed: int = 0) -> Path:
     """Write a BertModel base directory, for the embedder and under the reranker."""
     torch.manual_seed(seed)
     BertModel(pair_config()).save_pretrained(directory)
+    pair_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def roberta_base(directory: Path, *, seed: int = 0) -> Path:
+    """Write an XLM-RoBERTa classifier with a head of its own, the shape of bge-reranker-v2-m3."""
+    torch.manual_seed(seed)
+    shape = pair_config(max_position_embeddings=514, type_vocab_size=1).to_dict()
+    shape.pop("model_type")
+    config = XLMRobertaConfig(**shape)
+    XLMRobertaForSequenceClassification(config).save_pretrained(directory)
     pair_tokenizer().save_pretrained(directory)
     return directory
 

@@ -301,13 +301,15 @@ def model_card(config: EncoderConfig, report: RowReport, steps: int, before: int
     """What the artifact is and what it learnt from."""
     sources = "\n".join(f"- {name}: {count} windows" for name, count in
                         sorted(report.by_source.items()))
+    licences = "The texts are Apache-2.0 or MIT." + (
+        " Schema-Guided Dialogue (sgd) is CC BY-SA 4.0 by Google." if "sgd" in report.by_source
+        else "")
     history = f" after {before} steps of the adapter it went on from" if before else ""
     return (
         f"# Bartlett encoder\n\nLoRA r={config.lora.r} on {config.base}; emits and scores memory "
         f"candidates, English and Chinese. {steps} steps{history}, seed {config.seed}.\n\n"
-        f"## Trained on\n{sources}\n\nSchema-Guided Dialogue (sgd) is CC BY-SA 4.0 by Google; "
-        "the other sources are Apache-2.0 or MIT.\n\n"
-        "Figures are in eval.json; hashes and versions in manifest.json.\n"
+        f"## Trained on\n{sources}\n\n{licences}\n\n"
+        "Hashes and versions are in manifest.json; figures in eval.json, once it was judged.\n"
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -63,12 +64,18 @@ class PairScorer:
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
         """Token ids `<s> query </s> </s> document </s>`; the longer side is cut at 512 tokens."""
-        limit = min(MAX_PAIR_TOKENS, int(self.model.config.max_position_embeddings))
+        limit = min(MAX_PAIR_TOKENS, max_tokens(self.model.config))
         encoded = self.tokenizer(
             [query for query, _ in pairs], [document for _, document in pairs],
             truncation="longest_first", max_length=limit, return_token_type_ids=False,
             return_attention_mask=False)
         return encoded["input_ids"]
+
+
+def max_tokens(config: PretrainedConfig) -> int:
+    """Longest input; RoBERTa counts positions from behind the padding id."""
+    places = int(config.max_position_embeddings)
+    return places - config.pad_token_id - 1 if "roberta" in config.model_type else places
 
 
 def load_scorer(

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, BertForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    BertForSequenceClassification,
+    XLMRobertaForSequenceClassification,
+)
 
-from memory_runtime.errors import ConfigError, SchemaError
-from serving.artifact import open_artifact
+from memory_runtime.errors import ArtifactError, ConfigError, SchemaError
+from memory_runtime.weights import base_sha256
+from serving.artifact import check_base, open_artifact
 from serving.engine.loading import merge_adapter
+from serving.engine.scorer import load_scorer
 from tests import tiny
 from training import reranker
 from training.calibrate import apply_map
@@ -365,3 +371,29 @@ def test_calibration_groups_balance_the_languages_and_hold_twenty_documents():
     assert len(texts) == CANDIDATES == len(relevant) and relevant.sum() == 2
     assert {texts[n] for n in np.flatnonzero(relevant)} == {"p", "q"}
     assert "n19" not in texts
+
+
+def test_a_classifier_base_keeps_its_head_and_its_artifact_is_served(config, tmp_path):
+    base = tiny.roberta_base(tmp_path / "roberta")
+    settings = load_config(RerankerConfig, config, [f"base={base}", "optim.lr=0.0"])
+    artifact = open_artifact(reranker.train(settings), base=base)
+    assert "pooler" not in artifact.adapter["modules_to_save"]
+    scorer = load_scorer(base, artifact, dtype="float32", device="cpu")
+    pairs = [("budget?", "The budget of Anna is 3 dollars."), ("预算", "小王预算7元。"),
+             ("long " * 600, "x")]
+    ids = scorer.encode(pairs)
+    assert max(map(len, ids)) == 512
+    # Nothing was learnt at rate 0: what is served is the head that the base came with.
+    plain = XLMRobertaForSequenceClassification.from_pretrained(base, dtype=torch.float32).eval()
+    with torch.no_grad():
+        wanted = [float(plain(input_ids=torch.tensor([row])).logits) for row in ids]
+    np.testing.assert_allclose(scorer.logits(pairs), wanted, atol=1e-2)
+    assert np.ptp(wanted) > 0.05
+
+
+def test_a_head_of_another_architecture_is_refused(config, tmp_path):
+    artifact = open_artifact(reranker.train(load_config(RerankerConfig, config)))
+    other = tiny.roberta_base(tmp_path / "roberta")
+    artifact.manifest["base"]["sha256"] = base_sha256(other)
+    with pytest.raises(ArtifactError, match=r"its head .*pooler.* is none of a xlm-roberta model"):
+        check_base(artifact, other)
