@@ -45,6 +45,8 @@ class EncoderData:
     "Upper bound on the number of windows, taken evenly over sources."
     score_branches: int = bounded(4, 0, 32)
     "Candidates scored per window beside the emitted ones: gold, forbidden, foreign."
+    quotes: bool = False
+    "Learn gold as quotations of its turns instead of retold (training/quotes.py)."
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from training.pack import (
     shared_prefix,
 )
 from training.progress import MetricsCallback, ProgressCallback
+from training.quotes import quoted
 from training.rows import RowReport, build_rows
 from training.tokenizer_file import compact_tokenizer
 
@@ -162,6 +163,8 @@ def prepare_rows(
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     vocabulary = Vocabulary.of(tokenizer, stop)
     windows = select_windows(list(read_windows(config.data.train)), config.data.max_windows)
+    if config.data.quotes:
+        windows = [quoted(window) for window in windows]
     weights = RowWeights(config.loss.score_weight, config.loss.decision_weight)
     rows, report = build_rows(
         tokenizer, vocabulary, windows, max_row_tokens=config.data.max_row_tokens,
