@@ -1,8 +1,9 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from memory_runtime.corpus import AnnotatedWindow, Gold, read_windows
+from memory_runtime.corpus import AnnotatedWindow, Forbidden, Gold, read_windows
 from memory_runtime.literals import find_literals
 from memory_runtime.schema import Candidate, Kind, Layer, Turn, Window
 from training.quotes import pieces, quoted
@@ -45,6 +46,20 @@ def test_what_no_turn_says_stays_as_written_and_twins_are_one():
                   ("The user lives in Bonn.", ("t2",)), ("Bonn is where I live.", ("t2",)))
     assert texts(quoted(talk)) == ["The user orders a pair of chairs and tables.",
                                    "User: I live in Bonn."]
+
+
+def test_what_is_refused_is_quoted_too_and_never_what_is_kept():
+    talk = window("en", [("user", "Make it five seats. No wait, three seats."),
+                         ("assistant", "Three it is. Cats sleep sixteen hours a day.")],
+                  ("The user wants three seats.", ("t1",)))
+    talk = dataclasses.replace(talk, forbidden=(
+        Forbidden("The user wants to make it five seats.", "withdrawn"),
+        Forbidden("The user wants three seats now.", "the same")))
+    refused = [item.text for item in quoted(talk).forbidden]
+    assert texts(quoted(talk)) == ["User: three seats."]
+    assert "User: Make it five seats." in refused
+    assert any("Cats sleep" in text for text in refused)
+    assert all("three seats" not in text for text in refused)
 
 
 def test_numbers_and_empty_texts_come_through_whole():
