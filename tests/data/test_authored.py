@@ -30,7 +30,9 @@ def test_every_window_is_whole(path):
             if lost or not set(gold["evidence"]) <= set(turns):
                 faults.append(f"{row['id']}: {gold['text']}: {lost} {gold['evidence']}")
     assert not faults
-    assert len(list(read_windows(path))) == len(rows(path))
+    windows = list(read_windows(path))
+    assert len(windows) == len(rows(path))
+    assert all(gold.has_scores for window in windows for gold in window.gold)
 
 
 def test_no_window_stands_twice():
