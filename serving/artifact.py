@@ -303,7 +303,10 @@ def _check_head_fits(artifact: Artifact, base: Path) -> None:
     """A BERT head has no place in a RoBERTa model, nor the reverse."""
     if artifact.kind != "reranker":
         return
-    kind = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type")
+    try:
+        kind = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{base / 'config.json'} cannot be read: {error}") from error
     if kind not in HEAD_OF_TYPE:
         raise ArtifactError(f"the base at {base} is of type {kind!r}; rerankers are served on "
                             f"{sorted(HEAD_OF_TYPE)}")
