@@ -98,7 +98,7 @@ class Service:
         raise AssertionError("the loop returns or raises")
 
     def _pause(self, attempt: int, retry_after: str | None) -> float:
-        if retry_after is not None and retry_after.strip().isdigit():
+        if retry_after is not None and retry_after.strip().isdecimal():
             return min(30.0, float(retry_after))
         return min(30.0, self._pause_s * 2**attempt)
 

@@ -7,6 +7,7 @@ spans hold for both. Knows nothing of units, currencies or dates.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,15 +27,20 @@ _TRADITIONAL = dict(zip(
 _FOLD = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if code != 0xFF0C} | {
     0x3000: " ", 0x00A0: " ", 0xFFE5: "¥", **{ord(k): v for k, v in _TRADITIONAL.items()}}
 _WIDE_COMMA = re.compile(r"(?<=[\uff10-\uff19])\uff0c(?=[\uff10-\uff19]{3})")
+# \d matches the digits of every script (٣, ३), so each of them has to have its value.
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 
 
 def fold(text: str) -> str:
-    """Full-width forms to ASCII and a few traditional characters to simplified, length kept.
+    """Full-width forms and digits of any script to ASCII, length kept.
+
+    So are a few traditional characters to simplified.
 
     A full-width comma is a thousands separator only between full-width digits; elsewhere it
     ends a clause (价格是5，300是定金 holds two numbers).
     """
-    return _WIDE_COMMA.sub(",", text).translate(_FOLD)
+    folded = _WIDE_COMMA.sub(",", text).translate(_FOLD)
+    return _OTHER_DIGIT.sub(lambda match: str(unicodedata.decimal(match.group())), folded)
 
 
 @dataclass(frozen=True, slots=True)

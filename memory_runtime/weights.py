@@ -1,4 +1,7 @@
-"""Identity of a base model on disk; training writes it into an artifact, serving compares it."""
+"""What training and serving must both know of a base on disk: its identity, head and length.
+
+Training writes the identity into an artifact, serving compares it. No model code is loaded.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,16 @@ from memory_runtime.errors import ArtifactError
 _log = logging.getLogger(__name__)
 
 _INDEX = "model.safetensors.index.json"
+
+HEAD_OF_TYPE = {
+    "bert": ("classifier", "pooler"), "roberta": ("classifier",), "xlm-roberta": ("classifier",),
+}
+"""Modules of a reranker's head (its adapter's modules_to_save), by the base's model_type."""
+
+
+def usable_positions(model_type: str, *, num_positions: int, pad_id: int) -> int:
+    """Longest input in tokens; RoBERTa counts positions from behind the padding id."""
+    return num_positions - pad_id - 1 if "roberta" in model_type else num_positions
 
 
 def weight_files(base: Path) -> list[Path]:

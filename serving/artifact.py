@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from memory_runtime.errors import ArtifactError
 from memory_runtime.prompt import prompt_sha256
 from memory_runtime.schema import SCHEMA_VERSION, SCORE_NAMES
-from memory_runtime.weights import base_sha256, file_sha256, weight_files
+from memory_runtime.weights import HEAD_OF_TYPE, base_sha256, file_sha256, weight_files
 
 KINDS = ("encoder", "reranker")
 MAX_RANK = 64
@@ -32,14 +32,10 @@ HEADS = {
     ("classifier", "pooler"): ("bert.pooler.dense", "classifier"),
     ("classifier",): ("classifier.dense", "classifier.out_proj"),
 }
-"""Linear maps that a reranker adapter carries in full, by its modules_to_save.
+"""Linear maps that a reranker adapter carries in full, [D, D] then [1, D], by its modules_to_save.
 
 The first is the head of a BERT classifier, the second that of a RoBERTa one (bge-reranker).
 """
-HEAD_OF_TYPE = {
-    "bert": ("classifier", "pooler"), "roberta": ("classifier",), "xlm-roberta": ("classifier",),
-}
-"""modules_to_save that fit a base, by the model_type of its config.json."""
 _HEAD_NAME = re.compile(r"(?:^|\.)(?:pooler|classifier)(?:\.|$)")
 _BACKBONE = re.compile(r"^(?:bert|roberta)\.")
 
@@ -304,7 +300,8 @@ def _check_head_fits(artifact: Artifact, base: Path) -> None:
     if artifact.kind != "reranker":
         return
     try:
-        kind = json.loads((base / "config.json").read_text(encoding="utf-8")).get("model_type")
+        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        kind, hidden = config.get("model_type"), config.get("hidden_size")
     except (OSError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{base / 'config.json'} cannot be read: {error}") from error
     if kind not in HEAD_OF_TYPE:
@@ -315,6 +312,16 @@ def _check_head_fits(artifact: Artifact, base: Path) -> None:
         raise ArtifactError(
             f"{artifact.path}: its head {sorted(saved)} is none of a {kind} model, which the base "
             f"at {base} is")
+    # Checked here because copying a row into a matrix would repeat it without a word.
+    dense, out = HEADS[HEAD_OF_TYPE[kind]]
+    wanted = {f"{dense}.weight": (hidden, hidden), f"{dense}.bias": (hidden,),
+              f"{out}.weight": (1, hidden), f"{out}.bias": (1,)}
+    shapes = adapter_shapes(artifact)
+    wrong = [f"{name} is {shapes[name]}, must be {shape}" for name, shape in wanted.items()
+             if shapes[name] != shape]
+    if wrong:
+        raise ArtifactError(f"{artifact.path}: its head does not fit the base at {base}: "
+                            + "; ".join(wrong))
 
 
 def _is_target(module: str, adapter: dict[str, Any]) -> bool:

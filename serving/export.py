@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memory_runtime.errors import ArtifactError
 from serving.artifact import Artifact
-from serving.engine.scorer import MAX_PAIR_TOKENS, merged_reranker
+from serving.engine.scorer import max_tokens, merged_reranker
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
@@ -30,7 +30,7 @@ def export_reranker(artifact: Artifact, base: Path, out: Path) -> Path:
     model, tokenizer = merged_reranker(base, artifact)
     model.config.sentence_transformers = {"activation_fn": _IDENTITY}
     model.save_pretrained(out)
-    tokenizer.model_max_length = MAX_PAIR_TOKENS
+    tokenizer.model_max_length = max_tokens(model.config)
     tokenizer.save_pretrained(out)
     shutil.copyfile(artifact.path / "calibration.json", out / "calibration.json")
     source = {"artifact": artifact.name, "digest": artifact.digest,

@@ -155,10 +155,11 @@ def pair_base(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
-def roberta_base(directory: Path, *, seed: int = 0) -> Path:
+def roberta_base(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Write an XLM-RoBERTa classifier with a head of its own, the shape of bge-reranker-v2-m3."""
     torch.manual_seed(seed)
-    shape = pair_config(max_position_embeddings=514, type_vocab_size=1).to_dict()
+    settings: dict[str, Any] = {"max_position_embeddings": 514, "type_vocab_size": 1}
+    shape = pair_config(**(settings | changes)).to_dict()
     shape.pop("model_type")
     config = XLMRobertaConfig(**shape)
     XLMRobertaForSequenceClassification(config).save_pretrained(directory)

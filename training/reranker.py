@@ -24,8 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -36,7 +38,7 @@ from transformers import (
 
 from data.bases import resolve
 from memory_runtime.errors import BartlettError, ConfigError
-from memory_runtime.weights import base_sha256
+from memory_runtime.weights import HEAD_OF_TYPE, base_sha256, usable_positions
 from training import run as runs
 from training.calibrate import Floats
 from training.config import RerankerConfig, config_hash, load_config
@@ -59,10 +61,6 @@ from training.reranker_rows import (
     read_groups,
 )
 from training.tokenizer_file import compact_tokenizer
-
-HEAD_MODULES = ("pooler", "classifier")
-"""Modules of the base that are new and trained in full, where the architecture has them."""
-
 
 # --- loss ---
 
@@ -136,27 +134,50 @@ class RerankerTrainer(Trainer):
 
 
 def load_model(config: RerankerConfig, base_dir: Path) -> PeftModel:
-    """The base with a fresh head and fresh adapters, seeded.
+    """The base with fresh adapters and its own head, or a fresh one where it has none; seeded.
 
     Raises:
-        ConfigError: `lora.first_layer` is above the last layer.
+        ConfigError: The base cannot carry a reranker of this configuration.
     """
+    layers = check_base(config, AutoConfig.from_pretrained(base_dir, local_files_only=True))
     set_seed(config.seed)
     # So few steps do not overfit; without dropout a step is faster and the probe leaves no trace.
-    base = AutoModelForSequenceClassification.from_pretrained(
+    base, report = AutoModelForSequenceClassification.from_pretrained(
         base_dir, num_labels=1, dtype=runs.pick_dtype(config.dtype), attn_implementation="sdpa",
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0,
-        local_files_only=True)
-    layers = range(config.lora.first_layer, base.config.num_hidden_layers)
-    if not layers:
-        raise ConfigError(
-            f"lora.first_layer: got {config.lora.first_layer}, but the base has "
-            f"{base.config.num_hidden_layers} layers")
-    present = {name.rpartition(".")[2] for name, _ in base.named_modules()}
+        ignore_mismatched_sizes=True, output_loading_info=True, local_files_only=True)
+    # The loader would fill what does not fit with noise: a head of several labels, above all.
+    if report["mismatched_keys"]:
+        raise ConfigError(f"base: {config.base} does not fit a head of one label: "
+                          f"{sorted(report['mismatched_keys'])}; give one with one label, or none")
     return get_peft_model(base, LoraConfig(
         task_type="SEQ_CLS", r=config.lora.r, lora_alpha=config.lora.lora_alpha,
         lora_dropout=config.lora.lora_dropout, target_modules=target_pattern(layers),
-        modules_to_save=[name for name in HEAD_MODULES if name in present]))
+        modules_to_save=list(HEAD_OF_TYPE[base.config.model_type])))
+
+
+def check_base(config: RerankerConfig, base: PretrainedConfig) -> range:
+    """The layers that get adapters, after a look at the base before hours are spent on it.
+
+    Raises:
+        ConfigError: All that does not fit, at once.
+    """
+    # Other architectures need not even have the figures that are compared below.
+    if base.model_type not in HEAD_OF_TYPE:
+        raise ConfigError(f"base: {config.base} is of type {base.model_type!r}; rerankers are "
+                          f"trained on {sorted(HEAD_OF_TYPE)}")
+    layers, faults = range(config.lora.first_layer, base.num_hidden_layers), []
+    if not layers:
+        faults.append(f"lora.first_layer: got {config.lora.first_layer}, but the base has "
+                      f"{base.num_hidden_layers} layers")
+    longest = usable_positions(base.model_type, num_positions=base.max_position_embeddings,
+                               pad_id=base.pad_token_id)
+    if config.data.max_pair_tokens > longest:
+        faults.append(f"data.max_pair_tokens: got {config.data.max_pair_tokens}, the base takes "
+                      f"at most {longest}")
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return layers
 
 
 def target_pattern(layers: range) -> str:
@@ -318,9 +339,9 @@ def model_card(
     table += [f"| {arm} | " + " | ".join(f"{values.get(c, 0.0):.3f}" for c in columns) + " |"
               for arm, values in figures["mrr"].items()]
     return (
-        f"# Bartlett reranker\n\nLoRA r={config.lora.r} and a fresh head on {config.base}; the "
-        "calibrated probability that a memory or a turn answers a question, English and Chinese. "
-        f"{steps} steps, seed {config.seed}.\n\n"
+        f"# Bartlett reranker\n\nLoRA r={config.lora.r} on {config.base} and a head trained in "
+        "full; the calibrated probability that a memory or a turn answers a question, English and "
+        f"Chinese. {steps} steps, seed {config.seed}.\n\n"
         f"## Trained on\n{listed}\n\nSchema-Guided Dialogue (sgd) is CC BY-SA 4.0 by Google; the "
         "other sources are Apache-2.0 or MIT.\n\n"
         f"## On {figures['queries']} held-back questions (MRR among at most 20 documents)\n"

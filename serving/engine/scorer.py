@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from memory_runtime.errors import ArtifactError
+from memory_runtime.weights import usable_positions
 from serving.artifact import Artifact, apply_map
 from serving.engine.loading import merge_adapter, pick_device, pick_dtype, quietly
 from serving.engine.packing import plan_batches
@@ -64,18 +65,18 @@ class PairScorer:
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
         """Token ids `<s> query </s> </s> document </s>`; the longer side is cut at 512 tokens."""
-        limit = min(MAX_PAIR_TOKENS, max_tokens(self.model.config))
         encoded = self.tokenizer(
             [query for query, _ in pairs], [document for _, document in pairs],
-            truncation="longest_first", max_length=limit, return_token_type_ids=False,
-            return_attention_mask=False)
+            truncation="longest_first", max_length=max_tokens(self.model.config),
+            return_token_type_ids=False, return_attention_mask=False)
         return encoded["input_ids"]
 
 
 def max_tokens(config: PretrainedConfig) -> int:
-    """Longest input; RoBERTa counts positions from behind the padding id."""
-    places = int(config.max_position_embeddings)
-    return places - config.pad_token_id - 1 if "roberta" in config.model_type else places
+    """Longest pair that is scored under a base."""
+    return min(MAX_PAIR_TOKENS, usable_positions(
+        config.model_type, num_positions=config.max_position_embeddings,
+        pad_id=config.pad_token_id))
 
 
 def load_scorer(

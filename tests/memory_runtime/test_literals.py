@@ -86,7 +86,17 @@ def test_spans_cover_what_was_found_and_do_not_overlap(text):
         last = end
 
 
+@given(st.text(st.characters(categories=["Nd", "No", "Nl"]) | st.sampled_from("三万点-,.元:/ "),
+               max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_digits_of_no_script_break_the_search(text):
+    for literal in find_literals(text, "2026-03-01T09:00:00+08:00"):
+        assert literal.raw in text
+
+
 @pytest.mark.parametrize(("text", "type_", "value"), [
+    ("共٣٠٠元", "money", {"amount": "300", "currency": "CNY"}),
+    ("The rent is $१,२००.", "money", {"amount": "1200", "currency": "USD"}),
     ("预算上限是3万元。", "money", {"amount": "30000", "currency": "CNY"}),
     ("It cost $1,200.", "money", {"amount": "1200", "currency": "USD"}),
     ("worth USD 730 million", "money", {"amount": "730000000", "currency": "USD"}),

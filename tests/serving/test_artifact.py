@@ -157,6 +157,14 @@ def test_reranker_without_its_classifier_is_refused(reranker, pair_base):
         open_artifact(reranker)
 
 
+def test_a_head_of_another_shape_is_refused(reranker, pair_base):
+    key = "base_model.model.bert.pooler.dense.weight"
+    edit_tensors(reranker, lambda t: t.update({key: t[key][:1].clone()}))
+    resign(reranker, pair_base)
+    with pytest.raises(ArtifactError, match=r"pooler\.dense\.weight is \(1, 32\), must be "):
+        open_artifact(reranker, base=pair_base)
+
+
 def test_another_base_is_refused(encoder, tmp_path):
     other = tiny.encoder_base(tmp_path / "other", seed=9)
     with pytest.raises(ArtifactError, match="give the matching base"):

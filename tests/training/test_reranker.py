@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from memory_runtime.errors import ArtifactError, ConfigError, SchemaError
-from memory_runtime.weights import base_sha256
+from memory_runtime.weights import HEAD_OF_TYPE, base_sha256
+from serving import export
 from serving.artifact import check_base, open_artifact
 from serving.engine.loading import merge_adapter
 from serving.engine.scorer import load_scorer
@@ -280,7 +281,7 @@ def test_serving_opens_the_artifact_and_scores_as_training_did(config):
         for key, value in state.items():
             name = key.replace(".lora_A.", ".lora_A.default.").replace(
                 ".lora_B.", ".lora_B.default.")
-            for head in reranker.HEAD_MODULES:
+            for head in HEAD_OF_TYPE["bert"]:
                 name = name.replace(f"{head}.", f"{head}.modules_to_save.default.")
             names[name].copy_(value)
     ours = reranker.score_documents(trained, tokenizer, [group.query], [list(group.positives)],
@@ -391,9 +392,86 @@ def test_a_classifier_base_keeps_its_head_and_its_artifact_is_served(config, tmp
     assert np.ptp(wanted) > 0.05
 
 
+def trained_two_steps(config, base, monkeypatch):
+    """The artifact, and the very model that was trained."""
+    kept, load = [], reranker.load_model
+    monkeypatch.setattr(reranker, "load_model", lambda *a: kept.append(load(*a)) or kept[-1])
+    settings = load_config(RerankerConfig, config, [
+        f"base={base}", "optim.epochs=1", "optim.queries_per_step=8", "lora.first_layer=0"])
+    artifact = open_artifact(reranker.train(settings), base=base)
+    assert artifact.manifest["steps"] == 2
+    return artifact, kept[0]
+
+
+@pytest.mark.parametrize("make_base", [tiny.pair_base, tiny.roberta_base])
+def test_served_logits_equal_those_of_the_trained_model(config, tmp_path, monkeypatch, make_base):
+    base = make_base(tmp_path / "other")
+    artifact, trained = trained_two_steps(config, base, monkeypatch)
+    scorer = load_scorer(base, artifact, dtype="float32", device="cpu")
+    documents = [*tiny.TEXTS, "", "long " * 700]
+    ours = reranker.score_documents(
+        trained, scorer.tokenizer, ["预算？"], [documents], 512)[0]
+    served = scorer.logits([("预算？", text) for text in documents])
+    np.testing.assert_allclose(served, ours, atol=1e-5)
+    assert np.ptp(ours) > 0.01
+
+
+def test_two_steps_move_the_head_away_from_that_of_the_base(config, tmp_path, monkeypatch):
+    base = tiny.roberta_base(tmp_path / "roberta")
+    artifact, _ = trained_two_steps(config, base, monkeypatch)
+    before, after = load_file(base / "model.safetensors"), load_file(artifact.weights_path)
+    for name in ("classifier.dense.weight", "classifier.out_proj.weight"):
+        moved = (after[f"base_model.model.{name}"].float() - before[name]).abs()
+        # Two steps at rate 0.01 and the rounding to bfloat16: a fresh head would be elsewhere.
+        assert 0 < moved.max() < 0.03
+
+
+def test_an_exported_classifier_is_that_which_is_served(config, tmp_path, monkeypatch):
+    from sentence_transformers import CrossEncoder
+
+    base = tiny.roberta_base(tmp_path / "roberta", max_position_embeddings=130)
+    artifact, _ = trained_two_steps(config, base, monkeypatch)
+    scorer = load_scorer(base, artifact, dtype="float32", device="cpu")
+    pairs = [("预算？", "用户的预算是3万元。"), ("long " * 300, "Anna")]
+    # 130 positions, of which RoBERTa leaves the first two unused.
+    assert max(map(len, scorer.encode(pairs))) == 128
+    loaded = CrossEncoder(str(export.export_reranker(artifact, base, tmp_path / "out")),
+                          device="cpu")
+    np.testing.assert_allclose(loaded.predict(pairs), scorer.logits(pairs), atol=1e-5)
+
+
+@pytest.mark.parametrize(("changes", "overrides", "message"), [
+    ({"max_position_embeddings": 34}, [], "max_pair_tokens: got 64, the base takes at most 32"),
+    ({"num_labels": 3}, [], "does not fit a head of one label: .*out_proj"),
+    ({}, ["lora.first_layer=2"], "first_layer: got 2"),
+])
+def test_bases_that_cannot_carry_the_reranker_are_refused_before_training(
+        config, tmp_path, changes, overrides, message):
+    base = tiny.roberta_base(tmp_path / "roberta", **changes)
+    with pytest.raises(ConfigError, match=message):
+        reranker.load_model(load_config(RerankerConfig, config, overrides), base)
+
+
+def test_a_causal_base_is_no_reranker(config, tmp_path):
+    base = tiny.encoder_base(tmp_path / "causal")
+    with pytest.raises(ConfigError, match=r"type 'qwen2'; rerankers are trained on \['bert'"):
+        reranker.load_model(load_config(RerankerConfig, config), base)
+
+
 def test_a_head_of_another_architecture_is_refused(config, tmp_path):
     artifact = open_artifact(reranker.train(load_config(RerankerConfig, config)))
     other = tiny.roberta_base(tmp_path / "roberta")
     artifact.manifest["base"]["sha256"] = base_sha256(other)
     with pytest.raises(ArtifactError, match=r"its head .*pooler.* is none of a xlm-roberta model"):
         check_base(artifact, other)
+
+
+def test_a_roberta_head_is_refused_under_a_bert_base(config, tmp_path, monkeypatch):
+    base = tiny.roberta_base(tmp_path / "roberta")
+    artifact, _ = trained_two_steps(config, base, monkeypatch)
+    other = config.parent / "base"
+    artifact.manifest["base"]["sha256"] = base_sha256(other)
+    with pytest.raises(ArtifactError, match=r"its head \['classifier'\] is none of a bert model"):
+        check_base(artifact, other)
+    with pytest.raises(ArtifactError, match="the base has no"):
+        load_scorer(other, artifact, dtype="float32", device="cpu")
