@@ -118,8 +118,8 @@ def conversations(options: argparse.Namespace) -> list[Conversation]:
 
 
 @contextmanager
-def service(config: Path, port: int, log: Path) -> Iterator[None]:
-    """Run the service until the block ends.
+def service(config: Path, port: int, log: Path) -> Iterator[str]:
+    """Run the service until the block ends; gives its address.
 
     Raises:
         ConfigError: It does not come up, or the port is taken; says where its log is.
@@ -133,8 +133,9 @@ def service(config: Path, port: int, log: Path) -> Iterator[None]:
             [sys.executable, "-m", "serving.cli", "serve", "--config", str(config),
              "--port", str(port)], stdout=out, stderr=subprocess.STDOUT)
         try:
-            wait_ready(process, f"http://127.0.0.1:{port}", log)
-            yield
+            url = f"http://127.0.0.1:{port}"
+            wait_ready(process, url, log)
+            yield url
         finally:
             process.terminate()
             try:
@@ -217,9 +218,8 @@ def ask(memory: Memory, scope: Scope, talk: Conversation) -> list[str]:
 def run(options: argparse.Namespace) -> None:
     """Show both conversations."""
     started = time.monotonic()
-    url = f"http://127.0.0.1:{options.port}"
     with tempfile.TemporaryDirectory() as name, \
-            service(options.config, options.port, Path(name) / "service.log"):
+            service(options.config, options.port, Path(name) / "service.log") as url:
         console.print(f"service ready after {time.monotonic() - started:.0f} s")
         with Memory(Path(name) / "demo.sqlite", encoder=RemoteEncoder(url),
                     embedder=RemoteEmbedder(url), reranker=RemoteReranker(url),

@@ -230,12 +230,20 @@ def _is_unigram(term: str) -> bool:
     return len(term) == 1 and re.match(rf"[{_CJK}]", term) is not None
 
 
-def reciprocal_rank(rankings: Sequence[Sequence[str]], *, k: int = 60) -> dict[str, float]:
-    """Reciprocal rank fusion: sum of 1 / (k + rank) over the rankings that hold an id."""
+def reciprocal_rank(
+    rankings: Sequence[Sequence[str]], *, k: int = 60, weights: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Reciprocal rank fusion: sum of weight / (k + rank) over the rankings that hold an id.
+
+    Args:
+        rankings: Ids, best first.
+        k: Damps the difference between neighbouring ranks.
+        weights: One a ranking; 1 each when None.
+    """
     fused: dict[str, float] = {}
-    for ranking in rankings:
+    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
         for rank, item in enumerate(ranking, start=1):
-            fused[item] = fused.get(item, 0.0) + 1.0 / (k + rank)
+            fused[item] = fused.get(item, 0.0) + weight / (k + rank)
     return fused
 
 

@@ -32,11 +32,11 @@ ROUTES = ("vector", "lexical", "time")
 DEPTH = 100
 """Results that each route hands to the fusion."""
 
-TIME_WEIGHT = 0.1
-"""Weight of the time route beside 1 for words and for vectors.
+WEIGHTS = {"time": 0.1}
+"""Weights of routes in the fusion; 1 for those that are not named.
 
-A question may name a day in passing. On MemSim MRR was .939 for words alone, .892 with the route in
-the order of time at weight 1, and .905 in the order of the words at weight 1.
+A question may name a day in passing: beside words of weight 1 the time route lowered MRR on MemSim at
+every weight that was tried, least at this one (training/LOG.md).
 """
 
 _VAGUE = content_terms("do done doing did happen happened go went say said tell told "
@@ -179,7 +179,7 @@ def _in_order_of(
     """What happened on the days asked for, in the order in which the other routes found it.
 
     A day narrows, it does not rank: in the order of time alone the route put whatever else
-    happened then beside the answer (MemSim, words and time: MRR .892, words alone .939).
+    happened then beside the answer.
     """
     ranks = reciprocal_rank([[str(n) for n, _ in found] for found in others], k=config.rrf_k)
     return sorted(timed, key=lambda item: -ranks.get(str(item[0]), 0.0))[:DEPTH]
@@ -235,9 +235,8 @@ def fuse(
     """
     routes = _routes(query, index, config)
     ids = {name: [index.rows[n].memory.id for n, _ in found] for name, found in routes.items()}
-    fused = reciprocal_rank([ids[name] for name in ids if name != "time"], k=config.rrf_k)
-    for memory_id, extra in reciprocal_rank([ids.get("time", [])], k=config.rrf_k).items():
-        fused[memory_id] = fused.get(memory_id, 0.0) + TIME_WEIGHT * extra
+    fused = reciprocal_rank(list(ids.values()), k=config.rrf_k,
+                            weights=[WEIGHTS.get(name, 1.0) for name in ids])
     raw = {name: {index.rows[n].memory.id: s for n, s in found}
            for name, found in routes.items()}
     hits = []

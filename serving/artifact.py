@@ -242,12 +242,17 @@ def _check_adapter_keys(artifact: Artifact) -> None:
     shapes, rank = adapter_shapes(artifact), int(artifact.adapter["r"])
     modules = lora_modules(shapes)
     expected = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
-    expected |= head_tensors(artifact)
-    missing, extra = sorted(expected - set(shapes)), sorted(set(shapes) - expected)
+    head = head_tensors(artifact)
+    missing, extra = sorted(expected - set(shapes)), sorted(set(shapes) - expected - head)
     if missing or extra or not modules:
         raise ArtifactError(
             f"{artifact.weights_path}: missing keys {missing[:5]}, unexpected keys {extra[:5]}, "
             f"{len(modules)} LoRA modules")
+    if not head <= set(shapes):
+        saved = sorted(set(artifact.adapter["modules_to_save"]) - {"score"}, reverse=True)
+        raise ArtifactError(
+            f"{artifact.weights_path}: needs weight and bias of {' and '.join(saved)}, "
+            f"got {sorted(head & set(shapes))}")
     for module in modules:
         a, b = shapes[f"{module}.lora_A.weight"], shapes[f"{module}.lora_B.weight"]
         if a[0] != rank or b[1] != rank:

@@ -6,7 +6,7 @@ import pytest
 
 from serving.artifact import open_artifact
 from training.config import EncoderConfig, load_config
-from training.run import data_hash, read_json
+from training.run import read_json
 
 ROOT = Path(__file__).parents[1]
 RELEASED = sorted(path for path in (ROOT / "artifacts" / "released").iterdir() if path.is_dir())
@@ -29,4 +29,4 @@ def test_the_cpu_profile_goes_on_from_a_release_of_its_own_shape():
     config = load_config(EncoderConfig, ROOT / "configs" / "encoder_cpu.yaml")
     adapter = read_json(ROOT / config.init / "adapter_config.json")
     assert (adapter["r"], adapter["lora_alpha"]) == (config.lora.r, config.lora.lora_alpha)
-    assert len(data_hash([ROOT / config.init / "adapter_model.safetensors"])) == 64
+    assert ROOT / config.init in RELEASED

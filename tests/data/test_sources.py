@@ -102,3 +102,18 @@ def test_thinning_keeps_a_third_of_nothing_at_most():
     windows = list(read_windows(ROOT / "data/authored/windows_train_zh.jsonl"))
     chosen = thin(windows, 12, seed=1)
     assert len(chosen) == 12 and sum(not w.gold for w in chosen) == 4
+
+
+def test_authored_windows_hold_what_their_annotation_says():
+    seen = set()
+    for path in sorted((ROOT / "data/authored").glob("windows_*.jsonl")):
+        for annotated in read_windows(path):
+            text = {turn.id: turn.text for turn in annotated.window.turns}
+            assert annotated.window.id not in seen and 4 <= len(text) <= 14
+            seen.add(annotated.window.id)
+            assert len(annotated.forbidden) >= 2
+            for gold in annotated.gold:
+                said = " ".join(text[turn_id] for turn_id in gold.candidate.evidence)
+                assert all(w in said and w in gold.candidate.text for w in gold.literals)
+                assert gold.has_scores
+    assert len(seen) == 438

@@ -62,6 +62,8 @@ def test_coverage_is_the_share_of_meaning_that_a_document_holds():
 
 
 def test_fusion_prefers_what_two_routes_found():
+    halved = reciprocal_rank([["a"], ["a", "b"]], k=60, weights=[1.0, 0.5])
+    assert halved == {"a": 1.5 / 61, "b": 0.5 / 62}
     fused = reciprocal_rank([["a", "b"], ["b", "c"]], k=60)
     assert max(fused, key=fused.__getitem__) == "b"
     assert fused["a"] == 1 / 61

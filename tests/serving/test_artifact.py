@@ -153,7 +153,7 @@ def test_a_whole_head_inside_an_encoder_is_refused(encoder, encoder_base):
 def test_reranker_without_its_classifier_is_refused(reranker, pair_base):
     edit_tensors(reranker, lambda t: t.pop("base_model.model.classifier.bias"))
     resign(reranker, pair_base)
-    with pytest.raises(ArtifactError, match=r"missing keys \['classifier\.bias'\]"):
+    with pytest.raises(ArtifactError, match="weight and bias of pooler and classifier"):
         open_artifact(reranker)
 
 

@@ -61,7 +61,8 @@ def test_health_and_models(client):
 
 def test_not_ready_before_the_models_are_loaded(config):
     response = TestClient(create_app(config)).get("/readyz")
-    is_envelope(response, 503)
+    error = is_envelope(response, 503)
+    assert error["type"] == "server_error" and "loading" in error["message"]
 
 
 def test_extract_answers_what_the_extractor_says(client, tuned):
@@ -107,7 +108,8 @@ def test_score_takes_candidates_from_anywhere(client):
     {"turns": [{"id": "a", "speaker": "u", "text": "x"}], "session_time": "yesterday"},
 ])
 def test_bad_dialogues_are_refused_in_the_envelope(client, body):
-    is_envelope(client.post("/v1/extract", json=body), 400)
+    error = is_envelope(client.post("/v1/extract", json=body), 400)
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("raw", [
@@ -118,7 +120,8 @@ def test_bad_dialogues_are_refused_in_the_envelope(client, body):
 def test_bytes_that_are_no_request_are_refused_in_the_envelope(client, raw):
     response = client.post("/v1/extract", content=raw,
                            headers={"content-type": "application/json"})
-    is_envelope(response, 400)
+    error = is_envelope(response, 400)
+    assert error["type"] == "invalid_request_error"
 
 
 def test_sizes_are_refused_with_what_got_and_allowed(client):
@@ -199,7 +202,8 @@ def test_embeddings_in_floats_and_base64_are_the_embedder_s(client, pair_base):
 def test_bad_embedding_requests_are_refused(client):
     for body in ({"input": [1, 2]}, {"input": [[1, 2]]}, {"input": []}, {"input": None},
                  {"input": "x", "dimensions": 7}, {"input": "x", "encoding_format": "hex"}):
-        is_envelope(client.post("/v1/embeddings", json=body), 400)
+        error = is_envelope(client.post("/v1/embeddings", json=body), 400)
+        assert error["type"] == "invalid_request_error"
 
 
 def test_unknown_models_paths_and_methods(client):
