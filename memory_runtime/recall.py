@@ -35,8 +35,8 @@ DEPTH = 100
 WEIGHTS = {"time": 0.1}
 """Weights of routes in the fusion; 1 for those that are not named.
 
-A question may name a day in passing: beside words of weight 1 the time route lowered MRR on MemSim at
-every weight that was tried, least at this one (training/LOG.md).
+A question may name a day in passing: beside words of weight 1 the time route lowered MRR on MemSim
+at both weights that were tried, least at this one (training/LOG.md).
 """
 
 _VAGUE = content_terms("do done doing did happen happened go went say said tell told "
