@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from memory_runtime.errors import SchemaError
+from memory_runtime.quotes import language_of, quotations
 from memory_runtime.schema import (
     MAX_LABEL_CHARS,
     MAX_TEXT_CHARS,
@@ -276,29 +277,54 @@ def parse(completion: str, window: Window) -> Parsed:
 # --- grammars, from the same schema ---
 
 
-def wire_grammar(num_turns: int, *, max_candidates: int = MAX_CANDIDATES) -> str:
-    """Lark grammar (llguidance dialect) of the wire form for a window of `num_turns` turns."""
+def _one_of(values: list[str]) -> str:
+    return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
 
-    def one_of(values: list[str]) -> str:
-        return " | ".join(json.dumps(value) for value in values)
 
-    def string(low: int, high: int) -> str:
-        return rf'/([^"\\\x00-\x1f\x7f]|\\["\\\/bfnrt]){{{low},{high}}}/'
+def _string(low: int, high: int) -> str:
+    return rf'/([^"\\\x00-\x1f\x7f]|\\["\\\/bfnrt]){{{low},{high}}}/'
 
-    turn = one_of([str(n) for n in range(1, num_turns + 1)])
+
+def _grammar(line: str, turns: list[str], texts: list[str], max_candidates: int) -> str:
+    """The wire form around the rules for evidence and text.
+
+    The order of the rules counts in `prompt_sha256`.
+    """
+    fields = (r'"\",\"" LABEL "\",\"" NOTE "\",\""'
+              r' layer "\",\"" kind "\",\"" sign "\",\"" DIGITS "\"]"')
     return "\n".join([
         f'start: "{EMPTY}" | line ("\\n" line){{0,{max_candidates - 1}}}',
-        r'line: "[[" turn ("," turn){0,7} "],\"" TEXT "\",\"" LABEL "\",\"" NOTE "\",\""'
-        r' layer "\",\"" kind "\",\"" sign "\",\"" DIGITS "\"]"',
-        f"turn: {turn}",
-        f"layer: {one_of([layer.value for layer in Layer])}",
-        f"kind: {one_of([kind.value for kind in Kind])}",
+        f"line: {line} {fields}",
+        *turns,
+        f"layer: {_one_of([layer.value for layer in Layer])}",
+        f"kind: {_one_of([kind.value for kind in Kind])}",
         'sign: "+" | "-"',
-        f"TEXT: {string(1, MAX_TEXT_CHARS)}",
-        f"LABEL: {string(1, MAX_LABEL_CHARS)}",
-        f"NOTE: {string(0, MAX_LABEL_CHARS)}",
+        *texts,
+        f"LABEL: {_string(1, MAX_LABEL_CHARS)}",
+        f"NOTE: {_string(0, MAX_LABEL_CHARS)}",
         f"DIGITS: /[0-9]{{{NUM_DIGITS}}}/",
     ])
+
+
+def wire_grammar(num_turns: int, *, max_candidates: int = MAX_CANDIDATES) -> str:
+    """Lark grammar (llguidance dialect) of the wire form for a window of `num_turns` turns."""
+    numbers = _one_of([str(n) for n in range(1, num_turns + 1)])
+    return _grammar(r'"[[" turn ("," turn){0,7} "],\"" TEXT',
+                    [f"turn: {numbers}"], [f"TEXT: {_string(1, MAX_TEXT_CHARS)}"],
+                    max_candidates)
+
+
+def quote_grammar(window: Window, *, max_candidates: int = MAX_CANDIDATES) -> str:
+    """The wire form in which every text is a quotation of the one turn that it cites."""
+    language = language_of(window)
+    rules = {}
+    for n, turn in enumerate(window.turns, start=1):
+        texts = [json.dumps(text, ensure_ascii=False)[1:-1] for text in quotations(turn, language)]
+        if texts:
+            rules[f"q{n}"] = f'q{n}: "[[{n}],\\"" ({_one_of(texts)})'
+    if not rules:
+        return f'start: "{EMPTY}"'
+    return _grammar(f"({' | '.join(rules)})", [], list(rules.values()), max_candidates)
 
 
 # --- the same question to a model that was not tuned ---
@@ -406,4 +432,14 @@ def prompt_sha256() -> str:
     sample = Window("w", (Turn("t1", "user", "x\ny"),), session_time="2026-01-01", goal="g",
                     known=("k",), context=(Turn("t0", "a", "y", "assistant"),))
     parts = [SYSTEM, render_window(sample), wire_grammar(3), str(MAX_TURN_TOKENS)]
+    return hashlib.sha256("\x00".join(parts).encode()).hexdigest()
+
+
+def quotes_sha256() -> str:
+    """Digest of how memories are quoted; in artifacts that quote, beside `prompt_sha256`."""
+    sample = Window("w", (Turn("t1", "user", "I pay 1,450.50. No, \"less\"; ask Bo."),
+                          Turn("t2", "小李", "好的，周三，三点。"),
+                          Turn("t3", "assistant", "Noted!\nAll of it.", "assistant")))
+    english = replace(sample, turns=sample.turns[::2])
+    parts = [quote_grammar(sample), quote_grammar(english)]
     return hashlib.sha256("\x00".join(parts).encode()).hexdigest()

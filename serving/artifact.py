@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memory_runtime.errors import ArtifactError
-from memory_runtime.prompt import prompt_sha256
+from memory_runtime.prompt import prompt_sha256, quotes_sha256
 from memory_runtime.schema import SCHEMA_VERSION, SCORE_NAMES
 from memory_runtime.weights import HEAD_OF_TYPE, base_sha256, file_sha256, weight_files
 
@@ -80,6 +80,11 @@ class Artifact:
     def name(self) -> str:
         """Directory name, for logs and /v1/models."""
         return self.path.name
+
+    @property
+    def quotes(self) -> bool:
+        """Whether this encoder writes quotations and is decoded under their grammar."""
+        return self.manifest.get("quotes_sha256") is not None
 
     @property
     def weights_path(self) -> Path:
@@ -159,6 +164,10 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         raise ArtifactError(
             f"{where}: prompt_sha256 is {manifest.get('prompt_sha256')!r}, this version prompts "
             f"with {prompt_sha256()!r}; an encoder only works with the prompt it was trained on")
+    if manifest.get("quotes_sha256") not in (None, quotes_sha256()):
+        raise ArtifactError(
+            f"{where}: quotes_sha256 is {manifest['quotes_sha256']!r}, this version quotes as "
+            f"{quotes_sha256()!r}; train again or install the version that wrote it")
 
 
 def _check_files(path: Path, files: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ from transformers import (
 from data.bases import resolve
 from memory_runtime.corpus import AnnotatedWindow, read_windows
 from memory_runtime.errors import BartlettError, ConfigError
-from memory_runtime.prompt import parse, prompt_sha256
+from memory_runtime.prompt import parse, prompt_sha256, quotes_sha256
 from memory_runtime.weights import base_sha256
 from training import run as runs
 from training.config import EncoderConfig, config_hash, load_config
@@ -281,7 +281,7 @@ def save_artifact(
     (part / "README.md").write_text(card, encoding="utf-8")
     base = {"name": config.base, "sha256": base_sha256(base_dir)}
     runs.write_manifest(part, kind="encoder", base=base, run=run, seed=config.seed, steps=steps,
-                        extra={"prompt_sha256": prompt_sha256(), "total_steps": before + steps,
+                        extra={**contract(config), "total_steps": before + steps,
                                "initial": initial and initial["files"][runs.WEIGHTS],
                                "rows": dataclasses.asdict(report)})
     runs.publish(part, target)
@@ -322,7 +322,8 @@ def train(config: EncoderConfig) -> Path:
         runs.log(f"already trained: {done}")
         return done
     base_dir = resolve(config.base)
-    initial = open_initial(Path(config.init), base_dir) if config.init else None
+    initial = open_initial(Path(config.init), base_dir, quotes=config.data.quotes) \
+        if config.init else None
     tokenizer = AutoTokenizer.from_pretrained(base_dir, local_files_only=True)
     rows, report, vocabulary = prepare_rows(config, tokenizer)
     runs.log(f"rows {report.used} ({report.empty} empty, {report.too_long} too long), tokens "
@@ -338,7 +339,7 @@ def train(config: EncoderConfig) -> Path:
     model = load_model(config, base_dir)
     run = runs.open_run(config, learns_from(config),
                         lambda: freeze_steps(model, packs, digit_ids, config),
-                        prompt_sha256=prompt_sha256())
+                        **contract(config))
     max_steps = run.frozen["frozen"]["max_steps"]
     # The probe may have drawn random numbers for dropout; a resumed run draws none for it.
     set_seed(config.seed)
@@ -357,6 +358,12 @@ def train(config: EncoderConfig) -> Path:
     return Path(config.artifact_dir)
 
 
+def contract(config: EncoderConfig) -> dict[str, str | None]:
+    """Digests of what the encoder reads and writes; serving refuses others."""
+    return {"prompt_sha256": prompt_sha256(),
+            "quotes_sha256": quotes_sha256() if config.data.quotes else None}
+
+
 def learns_from(config: EncoderConfig) -> list[str]:
     """Files that decide what a run learns; another content is another run."""
     return [config.data.train, *([str(Path(config.init) / runs.WEIGHTS)] if config.init else [])]
@@ -371,7 +378,7 @@ def finished(config: EncoderConfig) -> Path | None:
     have, want = runs.read_json(manifest), runs.read_json(resolved)
     if not all(Path(name).exists() for name in learns_from(config)):
         return None
-    same = have["prompt_sha256"] == prompt_sha256() and \
+    same = all(have.get(name) == value for name, value in contract(config).items()) and \
         config_hash(config) == have["config_sha256"] == want["config_sha256"] and \
         runs.data_hash(learns_from(config)) == have["data_sha256"]
     return Path(config.artifact_dir) if same else None

@@ -11,13 +11,19 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from memory_runtime.errors import ConfigError
-from memory_runtime.prompt import prompt_sha256
+from memory_runtime.prompt import prompt_sha256, quotes_sha256
 from memory_runtime.weights import base_sha256, file_sha256
 from training.run import WEIGHTS, read_json
 
 
-def open_initial(directory: Path, base_dir: Path) -> dict[str, Any]:
+def open_initial(directory: Path, base_dir: Path, *, quotes: bool = False) -> dict[str, Any]:
     """The manifest of an adapter to go on from, checked against base, prompt and its own digest.
+
+    Args:
+        directory: The artifact.
+        base_dir: The base of the run.
+        quotes: Whether the run learns quotations. An adapter that learnt to retell loses turn
+            numbers and scores when it has to change its style (training/LOG.md).
 
     Raises:
         ConfigError: Says what does not fit; training from the base itself is always possible.
@@ -26,9 +32,12 @@ def open_initial(directory: Path, base_dir: Path) -> dict[str, Any]:
     try:
         manifest = read_json(directory / "manifest.json")
         wanted = {"kind": "encoder", "base": base_sha256(base_dir), "prompt": prompt_sha256(),
+                  "style of quotations": quotes_sha256() if quotes else None,
                   "weights": file_sha256(directory / WEIGHTS)}
         found = {"kind": manifest.get("kind"), "base": manifest["base"]["sha256"],
-                 "prompt": manifest.get("prompt_sha256"), "weights": manifest["files"][WEIGHTS]}
+                 "prompt": manifest.get("prompt_sha256"),
+                 "style of quotations": manifest.get("quotes_sha256"),
+                 "weights": manifest["files"][WEIGHTS]}
         faults = [f"its {name} is {found[name]}, here {wanted[name]} is wanted"
                   for name in wanted if found[name] != wanted[name]]
     except (OSError, ValueError, KeyError, TypeError) as error:

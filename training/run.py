@@ -119,7 +119,7 @@ def open_run(
     config: Any,  # noqa: ANN401
     data_files: list[str],
     freeze: Callable[[], dict[str, Any]],
-    **contracts: str,
+    **contracts: str | None,
 ) -> Run:
     """Start a run or come back to it.
 

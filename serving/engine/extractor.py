@@ -19,6 +19,7 @@ from memory_runtime.prompt import (
     parse,
     parse_prompt_answer,
     prompt_json_schema,
+    quote_grammar,
     score_line,
     wire_grammar,
 )
@@ -52,6 +53,18 @@ class Limits:
     """Most tokens of one scoring pass."""
     max_prompt_tokens: int = 8192
     """Longest prompt; a longer one is refused."""
+
+
+def without_repeats(parsed: Parsed) -> Parsed:
+    """A small model may write the same memory again and again; the first is enough.
+
+    Repeats are the same text about the same subject with the same polarity.
+    """
+    seen: dict[tuple[str, str, str], int] = {}
+    for n, candidate in enumerate(parsed.candidates):
+        seen.setdefault((candidate.text, candidate.subject, candidate.polarity), n)
+    return replace(parsed, candidates=[parsed.candidates[n] for n in seen.values()],
+                   lines=[parsed.lines[n] for n in seen.values()])
 
 
 @dataclass(slots=True)
@@ -206,7 +219,8 @@ class Extractor:
         decode(self.lm, state, rows, choice=self._first_choice())
         texts = [self._text(row.ids) for row in rows]
         read = parse_prompt_answer if self.mode == "prompt" else parse
-        parsed = [read(text, window) for text, window in zip(texts, windows, strict=True)]
+        parsed = [without_repeats(read(text, window))
+                  for text, window in zip(texts, windows, strict=True)]
         kept = self._select(state, windows, parsed)
         return [
             Extraction(
@@ -232,7 +246,9 @@ class Extractor:
             return None
         if self.mode == "prompt":
             return self._grammars.json_schema(prompt_json_schema(len(window.turns)))
-        return self._grammars.lark(wire_grammar(len(window.turns)))
+        quotes = self.artifact is not None and self.artifact.quotes
+        return self._grammars.lark(
+            quote_grammar(window) if quotes else wire_grammar(len(window.turns)))
 
     def _text(self, ids: list[int]) -> str:
         return self.lm.tokenizer.decode(

@@ -83,6 +83,7 @@ def test_missing_and_unlisted_files_are_noticed(encoder):
     ({"schema_version": 2}, "schema_version is 2, this version reads 1"),
     ({"kind": "decoder"}, "kind is 'decoder'"),
     ({"prompt_sha256": "f" * 64}, "prompt it was trained on"),
+    ({"quotes_sha256": "f" * 64}, "train again"),
     ({"base": {"name": "x"}}, "name and sha256"),
     ({"base": "REMOVE"}, r"lacks \['base'\]"),
     ({"files": {}}, "no hash for"),

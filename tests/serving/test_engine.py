@@ -11,18 +11,21 @@ from transformers import Qwen2ForCausalLM
 
 from memory_runtime.errors import SchemaError
 from memory_runtime.prompt import (
+    Parsed,
     messages,
     parse,
     parse_prompt_answer,
     prompt_ids,
+    quotes_sha256,
     score_line,
     wire_grammar,
 )
-from memory_runtime.schema import Turn, Window
+from memory_runtime.quotes import language_of, quotations
+from memory_runtime.schema import Candidate, Turn, Window
 from serving.artifact import apply_map
 from serving.engine.constrained import Grammars
 from serving.engine.decode import Row, decode
-from serving.engine.extractor import Extractor, Limits
+from serving.engine.extractor import Extractor, Limits, without_repeats
 from serving.engine.packing import common_prefix, plan_batches
 from serving.engine.prefill import Prefiller
 from serving.engine.score import branch_of, score_branches
@@ -103,6 +106,31 @@ def test_grammar_output_always_parses(base_lm):
         assert parsed.truncated or not extraction.truncated
         finished += len(extraction.candidates)
     assert len(windows) >= 20 and finished > 0
+
+
+def test_an_encoder_that_quotes_writes_nothing_but_quotations(tuned):
+    """Even with random weights: no text, number or turn that the dialogue does not have."""
+    manifest = tuned.artifact.manifest | {"quotes_sha256": quotes_sha256()}
+    calibration = tuned.artifact.calibration | {"empty_bias": 1e6, "keep_floor": 0.0}
+    artifact = dataclasses.replace(tuned.artifact, manifest=manifest, calibration=calibration)
+    extractor = Extractor(tuned.lm, "tuned", artifact, limits=Limits(max_new_tokens=250))
+    windows = [w for w in tiny.windows() if quotations(w.turns[0], language_of(w))]
+    num = 0
+    for window, extraction in zip(windows, extractor.extract(windows), strict=True):
+        assert extraction.invalid == 0
+        said = {turn.id: quotations(turn, language_of(window)) for turn in window.turns}
+        for candidate in extraction.candidates:
+            assert len(candidate.evidence) == 1
+            assert candidate.text in said[candidate.evidence[0]]
+        num += len(extraction.candidates)
+    assert num >= 3
+
+
+def test_repeats_of_a_candidate_are_dropped_and_the_first_stays():
+    first, other = Candidate("a", ("t1",), keep=0.2), Candidate("a", ("t1",), subject="Ana")
+    again = Candidate("a", ("t2",), keep=0.9)
+    left = without_repeats(Parsed([first, other, again], 1, True, [0, 1, 3]))
+    assert left == Parsed([first, other], 1, True, [0, 1])
 
 
 def test_random_walks_through_the_wire_grammar_parse(base_lm):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from memory_runtime.corpus import read_windows
 from memory_runtime.errors import ConfigError
-from memory_runtime.prompt import prompt_ids
+from memory_runtime.prompt import prompt_ids, quotes_sha256
 from serving.artifact import open_artifact
 from tests import tiny
 from training import encoder
@@ -219,6 +219,23 @@ def test_an_adapter_of_another_shape_is_no_start(config, tmp_path, change, messa
     more = [change, f"init={first}", f"run_dir={tmp_path}/run2"]
     with pytest.raises(ConfigError, match=message):
         encoder.train(load_config(EncoderConfig, config, more))
+
+
+def test_what_learnt_to_retell_is_no_start_for_quotations(config, tmp_path):
+    first = encoder.train(load_config(EncoderConfig, config, ["optim.epochs=1"]))
+    again = [f"init={first}", "data.quotes=true", f"run_dir={tmp_path}/run2"]
+    with pytest.raises(ConfigError, match="its style of quotations is None"):
+        encoder.train(load_config(EncoderConfig, config, again))
+
+
+def test_an_encoder_that_quotes_says_so_and_is_not_taken_for_one_that_retells(config):
+    plain = encoder.train(load_config(EncoderConfig, config, ["optim.epochs=1"]))
+    assert json.loads((plain / "manifest.json").read_text())["quotes_sha256"] is None
+    quoting = load_config(EncoderConfig, config, [
+        "optim.epochs=1", "data.quotes=true", f"run_dir={plain}-run2"])
+    assert encoder.finished(quoting) is None
+    manifest = json.loads((encoder.train(quoting) / "manifest.json").read_text())
+    assert manifest["quotes_sha256"] == quotes_sha256()
 
 
 def test_a_damaged_adapter_or_one_of_another_prompt_is_no_start(config, tmp_path):
