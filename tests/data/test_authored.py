@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,35 @@ def test_about_a_third_holds_nothing_and_length_does_not_tell(path):
     assert 0.8 <= empty / full <= 1.25
 
 
-def test_the_test_split_is_the_one_that_was_sealed():
-    for line in (AUTHORED / "windows_test.sha256").read_text().splitlines():
-        digest, name = line.split()
-        assert hashlib.sha256((AUTHORED / name).read_bytes()).hexdigest() == digest
+@pytest.mark.parametrize("name", ["windows_test.sha256", "stories_test.sha256"])
+def test_the_test_split_is_the_one_that_was_sealed(name):
+    lines = (AUTHORED / name).read_text().splitlines()
+    sealed = {file: digest for digest, file in (line.split() for line in lines)}
+    assert sealed == {
+        file: hashlib.sha256((AUTHORED / file).read_bytes()).hexdigest() for file in sealed}
+    there = AUTHORED.glob("windows_test_*.jsonl" if "windows" in name else "stories_test/*.json")
+    assert {path.relative_to(AUTHORED).as_posix() for path in there} == set(sealed)
+
+
+STORIES = sorted(AUTHORED.glob("stories*/*.json"))
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_a_story_is_whole_and_its_patterns_judge_its_own_answers(path):
+    story = json.loads(path.read_text())
+    turns = {turn["id"] for session in story["sessions"] for turn in session["turns"]}
+    facts = {fact["id"]: fact for fact in story["facts"]}
+    assert len(facts) == 20 and len(story["questions"]) == 18
+    assert all(fact["evidence"] and set(fact["evidence"]) <= turns for fact in facts.values())
+
+    def hit(patterns, text):
+        return any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+
+    for question in story["questions"]:
+        assert set(question["facts"]) <= set(facts)
+        assert bool(question["facts"]) != (question["kind"] == "never_said")
+        if question["facts"]:
+            assert hit(question["accept"], question["answer"])
+            assert not hit(question["wrong"], question["answer"])
+            for fact in (facts[name] for name in question["facts"]):
+                assert "superseded_by" in fact or not hit(question["wrong"], fact["text"])
