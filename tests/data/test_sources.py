@@ -116,4 +116,4 @@ def test_authored_windows_hold_what_their_annotation_says():
                 said = " ".join(text[turn_id] for turn_id in gold.candidate.evidence)
                 assert all(w in said and w in gold.candidate.text for w in gold.literals)
                 assert gold.has_scores
-    assert len(seen) == 870
+    assert len(seen) == 1110
