@@ -36,6 +36,7 @@ class DataConfig:
     built_dir: str
     seed: int
     calibration_every: int
+    max_calibration: int
     max_window_tokens: int
     per_source: dict[str, int]
 
@@ -147,6 +148,12 @@ def split_calibration(
     return [w for windows in files for w in windows if w.window.id not in taken], calibration
 
 
+def spread(windows: list[AnnotatedWindow], limit: int) -> list[AnnotatedWindow]:
+    """At most `limit` of the windows, evenly over their order."""
+    num = min(limit, len(windows))
+    return [windows[n * len(windows) // num] for n in range(num)]
+
+
 def build(config: DataConfig) -> dict[str, Any]:
     """Build everything; returns the manifest.
 
@@ -159,6 +166,7 @@ def build(config: DataConfig) -> dict[str, Any]:
         raise ConfigError(f"{authored_dir} holds no windows_train_*.jsonl; check authored_dir")
     train, calibration = split_calibration(
         [list(read_windows(path)) for path in files], config.calibration_every)
+    calibration = spread(calibration, config.max_calibration)
     train += [w for path in training_stories(authored_dir) for w in story_windows(path)]
     external = Path(config.external_dir)
     corpora, infos, absent = corpus_windows(config, external)

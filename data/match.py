@@ -150,17 +150,22 @@ def subjects_agree(left: str, right: str, window: Window | None = None) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def _literals(text: str) -> tuple[Literal, ...]:
-    return tuple(find_literals(text))
+def _literals(text: str, said_at: str | None) -> tuple[Literal, ...]:
+    return tuple(find_literals(text, said_at))
 
 
-def literals_conflict(left: str, right: str) -> bool:
+def literals_conflict(left: str, right: str, said_at: str | None = None) -> bool:
     """Whether both texts hold literals of one type of which none agrees.
 
     Two prices, two dates or two serial numbers without a common one tell of different things,
     however alike the words are.
+
+    Args:
+        left: A text.
+        right: Another.
+        said_at: ISO time of the dialogue, against which `next Monday` is a date like any other.
     """
-    a, b = _literals(left), _literals(right)
+    a, b = _literals(left, said_at), _literals(right, said_at)
     for kind in {item.type for item in a} & {item.type for item in b}:
         ours = [item for item in a if item.type == kind]
         theirs = [item for item in b if item.type == kind]
@@ -179,7 +184,7 @@ def may_match(predicted: Candidate, gold: Candidate, window: Window | None = Non
         shares_turn
         and predicted.polarity == gold.polarity
         and subjects_agree(predicted.subject, gold.subject, window)
-        and not literals_conflict(predicted.text, gold.text)
+        and not literals_conflict(predicted.text, gold.text, window and window.session_time)
     )
 
 
@@ -214,7 +219,7 @@ class WindowMatch:
 
 def _forbidden_hits(
     texts: list[str], forbidden: Sequence[Forbidden], to_gold: NDArray[np.float64], *,
-    similarity: Similarity, language: str, threshold: float,
+    similarity: Similarity, language: str, threshold: float, said_at: str | None,
 ) -> list[tuple[int, int]]:
     wrong = [item.text for item in forbidden]
     near = similarity.matrix(texts, wrong, language)
@@ -222,7 +227,7 @@ def _forbidden_hits(
     return [
         (p, f) for p in range(len(texts)) for f in range(len(wrong))
         if near[p, f] >= threshold and near[p, f] > nearest_gold[p]
-        and not literals_conflict(texts[p], wrong[f])
+        and not literals_conflict(texts[p], wrong[f], said_at)
     ]
 
 
@@ -243,7 +248,8 @@ def match_window(
         gold: What an annotator would keep.
         forbidden: Wrong memories; a prediction hits one when it is nearer to it than to all gold.
         similarity: Holds the pinned base embedder.
-        window: Tells whose name is the user's; without it names stay names.
+        window: Tells whose name is the user's and when `tomorrow` is; without it names stay
+            names and relative dates agree with no date.
         language: `zh` or `en`; by default that of the gold (or predicted) texts.
         threshold: Least similarity of a match.
     """
@@ -259,7 +265,7 @@ def match_window(
     pairs = [Pair(int(p), int(g), float(near[p, g]))
              for p, g in zip(rows, columns, strict=True) if allowed[p, g]]
     hits = _forbidden_hits(texts, forbidden, near, similarity=similarity, language=language,
-                           threshold=threshold)
+                           threshold=threshold, said_at=window and window.session_time)
     found = {pair.gold for pair in pairs}
     used = {pair.predicted for pair in pairs}
     return WindowMatch(

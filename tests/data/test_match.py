@@ -120,6 +120,20 @@ def test_literals_of_one_type_must_share_a_value():
     assert not literals_conflict("The budget is $300.", "The budget is tight.")
 
 
+@pytest.mark.parametrize(("said", "meant", "said_at", "other"), [
+    ("The MRI is next Monday.", "The MRI is on 2025-12-08.", "2025-12-03T10:00:00+10:00",
+     "The MRI is on 2025-12-09."),
+    ("前年做过手术。", "2024年做过手术。", "2026-11-05T10:00:00+08:00", "2023年做过手术。"),
+])
+def test_a_day_told_from_the_dialogue_is_the_date_that_it_means(said, meant, said_at, other):
+    assert literals_conflict(said, meant)
+    assert not literals_conflict(said, meant, said_at)
+    assert literals_conflict(said, other, said_at)
+    window = Window("w", (Turn("t1", "user", said),), session_time=said_at)
+    assert may_match(candidate(said), candidate(meant), window)
+    assert not may_match(candidate(said), candidate(other), window)
+
+
 def test_a_pair_needs_turn_polarity_and_subject():
     base = candidate("x", "t1", "t2")
     assert may_match(base, candidate("x", "t2"))

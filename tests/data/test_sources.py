@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from data import sources
-from data.build import DataConfig, corpus_windows, load, thin, window_row
+from data.build import DataConfig, corpus_windows, load, split_calibration, spread, thin, window_row
 from data.sources import TRAINING_PERSONAS, WINDOW_SOURCES
 from memory_runtime.corpus import read_window, read_windows
 from memory_runtime.errors import ConfigError
@@ -86,7 +86,7 @@ def test_no_source_is_one_that_is_for_evaluation_only(tmp_path):
 
 
 def test_absent_corpora_are_named(tmp_path):
-    config = DataConfig(str(tmp_path), "", "", 7, 7, 100, {"sgd": 3})
+    config = DataConfig(str(tmp_path), "", "", 7, 7, 9, 100, {"sgd": 3})
     windows, infos, absent = corpus_windows(config, tmp_path)
     assert (windows, infos) == ([], [])
     assert absent == [name for name, *_ in WINDOW_SOURCES]
@@ -102,6 +102,21 @@ def test_thinning_keeps_a_third_of_nothing_at_most():
     windows = list(read_windows(ROOT / "data/authored/windows_train_zh.jsonl"))
     chosen = thin(windows, 12, seed=1)
     assert len(chosen) == 12 and sum(not w.gold for w in chosen) == 4
+
+
+def test_calibration_windows_stay_where_they_are_when_a_file_grows():
+    windows = list(read_windows(ROOT / "data/authored/windows_train_zh.jsonl"))
+    before, after = (split_calibration([windows[:n], windows[:30]], 12) for n in (30, 60))
+    assert {w.window.id for w in before[1]} <= {w.window.id for w in after[1]}
+    assert not {w.window.id for w in after[0]} & {w.window.id for w in after[1]}
+    learnt = {w.window.id for w in before[0]}
+    assert learnt <= {w.window.id for w in after[0]}
+
+
+def test_windows_are_taken_evenly_and_never_twice():
+    windows = list(read_windows(ROOT / "data/authored/windows_train_zh.jsonl"))[:30]
+    assert spread(windows, 3) == [windows[0], windows[10], windows[20]]
+    assert spread(windows, 99) == windows and spread([], 5) == []
 
 
 def test_authored_windows_hold_what_their_annotation_says():
