@@ -25,13 +25,10 @@ from memory_runtime.schema import (
     Window,
     clean_text,
 )
-from memory_runtime.windows import clip_to_tokens
+from memory_runtime.windows import MAX_TURN_TOKENS, clip_to_tokens
 
 NUM_DIGITS = 1 + len(SCORE_NAMES)
 """keep, then the five scores."""
-
-MAX_TURN_TOKENS = 320
-"""A longer turn is shown to the encoder with its middle cut out."""
 
 MAX_CANDIDATES = 16
 """Bound of the grammar; more than a window of 14 turns can honestly hold."""

@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 
 from memory_runtime.schema import MAX_TEXT_CHARS, Turn, Window, clean_text, detect_language
+from memory_runtime.windows import MAX_TURN_TOKENS, clipped_span
 
 MAX_CLAUSES = 4
 """Longest quotation."""
+
+MAX_QUOTATIONS = 1500
+"""Most of one turn; the grammar engine follows no more than 2,000 at once."""
 
 # Not where a digit follows: 3.85 and 1,450 are one number.
 _CLAUSE_END = re.compile(r"[。！？!?；;，,.…]+(?!\d)\s*")
@@ -22,11 +26,16 @@ _SPEAKERS = {"zh": {"user": "用户", "assistant": "助手"},
 
 
 def pieces(text: str) -> list[str]:
-    """Contiguous runs of one to `MAX_CLAUSES` clauses, verbatim."""
+    """Contiguous runs of one to `MAX_CLAUSES` clauses, verbatim.
+
+    Of a text that is too long to be shown whole, those that are shown whole.
+    """
     ends = [match.end() for match in _CLAUSE_END.finditer(text)]
     bounds = [0, *ends, *([] if ends and ends[-1] == len(text) else [len(text)])]
+    hidden = clipped_span(text, MAX_TURN_TOKENS) or (len(text), len(text))
     found = [text[start:end].strip(_EDGES)
-             for n, start in enumerate(bounds) for end in bounds[n + 1 : n + 1 + MAX_CLAUSES]]
+             for n, start in enumerate(bounds) for end in bounds[n + 1 : n + 1 + MAX_CLAUSES]
+             if end <= hidden[0] or start >= hidden[1]]
     return [piece for piece in found if piece]
 
 
@@ -47,7 +56,10 @@ def without_speaker(text: str) -> str:
 
 
 def quotations(turn: Turn, language: str) -> list[str]:
-    """All quotations of a turn that fit a memory, without repeats."""
-    clean = " ".join(clean_text(turn.text)[0].split(" "))
-    made = dict.fromkeys(quote_of(turn, piece, language) for piece in pieces(clean))
-    return [text for text in made if len(text) <= MAX_TEXT_CHARS]
+    """All quotations of a turn that fit a memory, without repeats.
+
+    None has what no store takes (NUL, lone surrogates).
+    """
+    made = dict.fromkeys(quote_of(turn, piece, language) for piece in pieces(turn.text))
+    usable = [text for text in made if len(text) <= MAX_TEXT_CHARS and not clean_text(text)[1]]
+    return usable[:MAX_QUOTATIONS]

@@ -37,14 +37,26 @@ def estimate_tokens(text: str) -> int:
     return max(1, round(total)) if text.strip() else 0
 
 
-def clip_to_tokens(text: str, max_tokens: int) -> str:
-    """Cut the middle out of a text that is longer than `max_tokens` (estimated)."""
+def clipped_span(text: str, max_tokens: int) -> tuple[int, int] | None:
+    """Which characters are cut out of a text that is longer than `max_tokens` (estimated)."""
     tokens = estimate_tokens(text)
     if tokens <= max_tokens:
-        return text
+        return None
     chars = int(len(text) * max_tokens / tokens)
     head = chars * 2 // 3
-    return f"{text[:head].rstrip()} … {text[len(text) - (chars - head):].lstrip()}"
+    return head, len(text) - (chars - head)
+
+
+def clip_to_tokens(text: str, max_tokens: int) -> str:
+    """Cut the middle out of a text that is longer than `max_tokens` (estimated)."""
+    span = clipped_span(text, max_tokens)
+    if span is None:
+        return text
+    return f"{text[: span[0]].rstrip()} … {text[span[1] :].lstrip()}"
+
+
+MAX_TURN_TOKENS = 320
+"""A longer turn is shown to the encoder with its middle cut out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class WindowLimits:
     max_tokens: int = 900
     gap_s: float = 1800.0
     overlap: int = 2
-    max_turn_tokens: int = 320
+    max_turn_tokens: int = MAX_TURN_TOKENS
 
 
 def _features(text: str) -> set[str]:

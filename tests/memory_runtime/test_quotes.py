@@ -6,8 +6,16 @@ from hypothesis import strategies as st
 
 from memory_runtime.literals import find_literals
 from memory_runtime.prompt import parse, quote_grammar, quotes_sha256, wire_line
-from memory_runtime.quotes import language_of, pieces, quotations, quote_of, without_speaker
-from memory_runtime.schema import MAX_TEXT_CHARS, Candidate, Turn, Window
+from memory_runtime.quotes import (
+    MAX_QUOTATIONS,
+    language_of,
+    pieces,
+    quotations,
+    quote_of,
+    without_speaker,
+)
+from memory_runtime.schema import MAX_TEXT_CHARS, Candidate, Turn, Window, clean_text
+from memory_runtime.windows import MAX_TURN_TOKENS, clip_to_tokens
 
 DIALOGUE = st.text(st.one_of(st.sampled_from("。！？!?；;，,.… \n1234\"\\User:用户："),
                              st.characters(blacklist_categories=("Cs", "Cc"))), max_size=80)
@@ -20,6 +28,24 @@ def test_pieces_are_runs_of_clauses_and_never_cut_a_number():
     assert "Bye!" in made and len(made) == 6
     assert pieces("") == [] and pieces("。。") == ["。。"]
     assert len(pieces("a, b, c, d, e, f")) == 6 * 4 - 6
+
+
+def test_of_a_turn_too_long_to_be_shown_only_what_is_shown_whole_is_quoted():
+    text = ", ".join(f"item {n} costs {n * 1000 + 450}" for n in range(400))
+    shown = clip_to_tokens(text, MAX_TURN_TOKENS)
+    made = pieces(text)
+    assert 0 < len(made) <= MAX_QUOTATIONS
+    assert all(piece in text and piece in shown for piece in made)
+    # A clause at the cut would end in half a number.
+    whole = set(text.split(", "))
+    assert all(set(piece.split(", ")) <= whole for piece in made)
+    assert made[0] == "item 0 costs 450" and made[-1].endswith("item 399 costs 399450")
+
+
+def test_what_no_store_takes_is_not_quoted():
+    turn = Turn("t", "user", "fine, bad \ud800 half, zero \x00 too, good")
+    assert all(clean_text(text)[1] == 0 for text in quotations(turn, "en"))
+    assert "User: good" in quotations(turn, "en")
 
 
 @pytest.mark.parametrize(("speaker", "language", "expected"), [

@@ -16,6 +16,7 @@ from memory_runtime.prompt import (
     parse,
     parse_prompt_answer,
     prompt_ids,
+    quote_grammar,
     quotes_sha256,
     score_line,
     wire_grammar,
@@ -124,6 +125,23 @@ def test_an_encoder_that_quotes_writes_nothing_but_quotations(tuned):
             assert candidate.text in said[candidate.evidence[0]]
         num += len(extraction.candidates)
     assert num >= 3
+
+
+@pytest.mark.parametrize("text", [
+    "，".join(f"第{n}个苹果" for n in range(5000)), "a," * 5000, "。 " * 3000, "😀, 😅; " * 2000,
+    "x" * 20000, " \n\t ", "\\\"\\n,\x01\x1f,<|im_end|>, \ud83d,ok", "\u2028,\u0085,\r\n,ok",
+])
+def test_no_turn_is_too_odd_for_the_grammar_of_quotations(base_lm, text):
+    window = Window("w", tuple(Turn(f"t{n}", "user", text) for n in range(3)))
+    matcher, ids = Grammars(base_lm).lark(quote_grammar(window)), []
+    rng = np.random.default_rng(0)
+    while not matcher.is_done and len(ids) < 300:
+        allowed = matcher.allowed().numpy().nonzero()[0]
+        token = matcher.choose(torch.zeros(base_lm.num_rows), int(rng.choice(allowed)))
+        if token in base_lm.stop_ids:
+            break
+        ids.append(token)
+    assert parse(base_lm.tokenizer.decode(ids), window).invalid == 0
 
 
 def test_repeats_of_a_candidate_are_dropped_and_the_first_stays():
