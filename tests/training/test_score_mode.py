@@ -11,7 +11,7 @@ from memory_runtime.schema import Candidate, Window
 from serving.engine.extractor import Extractor
 from serving.engine.loading import load_causal_lm
 from tests import tiny
-from training.calibrate import Counts, Judged, biases, pick_point
+from training.calibrate import Counts, Judged, fit_bias, pick_point
 from training.losses import expected_score
 from training.pack import Labelled, Vocabulary, branch_mask, build_row, collate
 
@@ -64,8 +64,25 @@ def test_a_bias_silences_exactly_the_windows_above_it():
 
     windows = [judged(odds) for odds in (-2.0, 1.0, 4.0, None)]
     assert [len(w.silenced(0.0).candidates) for w in windows] == [1, 0, 0, 1]
-    assert biases(windows) == [0.0, -0.5, 2.5, 5.0]
-    assert all(w.silenced(biases(windows)[-1]).candidates for w in windows)
+    assert all(w.silenced(5.0).candidates for w in windows)
+
+
+def spoken(odds, *, full):
+    annotated = type("A", (), {"window": tiny.windows()[0], "gold": ("g",) if full else ()})()
+    return Judged(annotated, (Candidate("x", ("t",)),), odds)
+
+
+def test_the_bias_lies_where_full_and_empty_windows_are_even():
+    apart = [*(spoken(x, full=True) for x in (1.0, 2.0, 3.0)),
+             *(spoken(x, full=False) for x in (6.0, 7.0, 8.0))]
+    assert 3.0 < fit_bias(apart) < 6.0
+    centred = [*(spoken(-x, full=True) for x in (1, 2)), *(spoken(x, full=False) for x in (1, 2))]
+    assert fit_bias(centred) == 0.0
+    assert fit_bias([]) == 0.0
+    # One odd window among many moves it little.
+    many = [*(spoken(-4.0, full=True) for _ in range(15)),
+            *(spoken(4.0, full=False) for _ in range(12)), spoken(6.0, full=True)]
+    assert fit_bias(many) < 2.0
 
 
 def test_a_silent_encoder_gets_the_bias_that_lets_its_right_windows_speak(monkeypatch):
@@ -74,8 +91,13 @@ def test_a_silent_encoder_gets_the_bias_that_lets_its_right_windows_speak(monkey
         floor, kept=sum(len(w.candidates) for w in windows),
         right=sum(len(w.candidates) for w in windows if w.empty_log_odds < 4),
         must_found=sum(len(w.candidates) for w in windows if w.empty_log_odds < 4), must_total=3))
-    annotated = type("A", (), {"window": tiny.windows()[0]})()
-    windows = [Judged(annotated, (Candidate("x", ("t",)),), odds)
-               for odds in (1.0, 2.0, 3.0, 6.0, 7.0)]
+    windows = [spoken(odds, full=odds < 4) for odds in (1.0, 2.0, 3.0, 6.0, 7.0)]
     bias, best = pick_point(windows, None)
     assert 3.0 < bias < 6.0 and (best.kept, best.f1) == (3, 1.0)
+
+
+def test_an_encoder_that_would_say_nothing_at_all_is_let_speak(monkeypatch):
+    monkeypatch.setattr("training.calibrate.count", lambda windows, similarity, floor: Counts(
+        floor, kept=sum(len(w.candidates) for w in windows), right=1, must_found=1, must_total=1))
+    bias, best = pick_point([spoken(5.0, full=False), spoken(6.0, full=False)], None)
+    assert bias == 7.0 and best.kept == 2
