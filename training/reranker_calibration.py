@@ -128,28 +128,6 @@ def fit_blend(ranked: Sequence[Ranked], relevance: Map) -> float:
     return max(WEIGHTS, key=quality)
 
 
-def fit_nothing_below(ranked: Sequence[Ranked], relevance: Map) -> float | None:
-    """The relevance under which the best document is no answer.
-
-    Each query is taken twice: with its answers among the documents, where an answer should come
-    first and pass, and without them, where nothing should. None where no query has both kinds.
-    """
-    passing, refused = [], []
-    for item in ranked:
-        probability = apply_map(relevance, item.logits, logits=True)
-        others = probability[item.relevant == 0]
-        if len(others) and len(others) < len(probability):
-            refused.append(float(others.max()))
-            best = float(probability[item.relevant > 0].max())
-            passing += [best] if best > others.max() else []
-    if not passing:
-        return None
-    found, without = np.array(passing), np.array(refused)
-    levels = np.unique(np.concatenate([found, without]))
-    right = [(int((found >= t).sum() + (without < t).sum()), -float(t)) for t in levels]
-    return round(-max(right)[1], 4)
-
-
 def _joined(ranked: Sequence[Ranked]) -> tuple[Floats, Floats]:
     return (np.concatenate([r.logits for r in ranked]),
             np.concatenate([r.relevant for r in ranked]))
@@ -188,8 +166,4 @@ def fit_reranker(ranked: Sequence[Ranked]) -> tuple[dict[str, Any], dict[str, An
         "ece_before": calibration_error(sigmoid(logits), relevant),
         "ece_after": calibration_error(np.concatenate(probabilities), relevant),
     }
-    calibration: dict[str, Any] = {"relevance": relevance, "blend": {"weight": weight}}
-    nothing_below = fit_nothing_below(ranked, relevance)
-    if nothing_below is not None:
-        calibration["nothing_below"] = nothing_below
-    return calibration, figures
+    return {"relevance": relevance, "blend": {"weight": weight}}, figures

@@ -30,7 +30,6 @@ from training.reranker_calibration import (
     choose_groups,
     documents_of,
     fit_blend,
-    fit_nothing_below,
     fit_reranker,
     fuse,
     mean_reciprocal,
@@ -362,21 +361,6 @@ def test_calibration_brings_overconfident_logits_to_the_truth():
     assert calibration["relevance"]["kind"] == "platt"
     assert calibration["relevance"]["a"] == pytest.approx(0.25, abs=0.05)
     assert figures["ece_before"] > 0.1 > 0.04 > figures["ece_after"]
-
-
-def test_an_answer_is_refused_where_the_best_document_is_no_likelier_than_a_wrong_one():
-    def item(*logits, relevant):
-        zeros = np.zeros(len(logits))
-        return Ranked(Group("g", "en", "tiny", "q", (), ()), np.array(relevant), zeros, zeros,
-                      zeros, np.array(logits))
-
-    identity = {"kind": "identity"}
-    items = [item(1.0, -3.0, relevant=[1.0, 0.0]), item(2.0, -2.0, relevant=[1.0, 0.0]),
-             item(-4.0, 0.5, relevant=[0.0, 1.0])]
-    level = fit_nothing_below(items, identity)
-    assert 1 / (1 + np.exp(2.0)) < level <= 1 / (1 + np.exp(-0.5)) + 1e-4
-    assert fit_nothing_below([item(1.0, relevant=[1.0])], identity) is None
-    assert fit_reranker(items * 5)[0]["nothing_below"] > 0
 
 
 def test_calibration_groups_balance_the_languages_and_hold_twenty_documents():
