@@ -54,6 +54,9 @@ def load(path: Path) -> DataConfig:
     faults += [f"unknown key {k}, allowed {sorted(names)}" for k in sorted(tree.keys() - names)]
     faults += [f"per_source.{k}: no such source, allowed {sorted(known)}"
                for k in sorted(tree.get("per_source", {}).keys() - known)]
+    faults += [f"{k}: got {tree[k]!r}, must be a whole number from 1"
+               for k in ("calibration_every", "max_calibration")
+               if k in tree and (type(tree[k]) is not int or tree[k] < 1)]
     if faults:
         raise ConfigError(f"{path}: " + "; ".join(faults))
     return DataConfig(**tree)

@@ -241,7 +241,7 @@ def fit_bias(windows: Sequence[Judged]) -> float:
     """The bias of the first token at which a window is as likely to hold something as not.
 
     The most likely shift of the model's log-odds under a normal prior around none. Chosen for F1
-    on a few dozen windows it would follow single ones: 1.6 let half of the empty dev windows speak.
+    on a few dozen windows it would follow single ones.
     """
     seen = [j for j in windows if j.empty_log_odds is not None]
     odds = np.array([j.empty_log_odds for j in seen], dtype=np.float64)

@@ -85,6 +85,16 @@ def test_no_source_is_one_that_is_for_evaluation_only(tmp_path):
         load(path)
 
 
+@pytest.mark.parametrize("key", ["calibration_every", "max_calibration"])
+@pytest.mark.parametrize("value", [0, -3, 1.5, "many", None])
+def test_numbers_of_calibration_windows_are_checked(tmp_path, key, value):
+    tree = yaml.safe_load((ROOT / "configs/data.yaml").read_text())
+    path = tmp_path / "d.yaml"
+    path.write_text(yaml.safe_dump(tree | {key: value}))
+    with pytest.raises(ConfigError, match=f"{key}: got .* from 1"):
+        load(path)
+
+
 def test_absent_corpora_are_named(tmp_path):
     config = DataConfig(str(tmp_path), "", "", 7, 7, 9, 100, {"sgd": 3})
     windows, infos, absent = corpus_windows(config, tmp_path)
